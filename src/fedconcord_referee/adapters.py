@@ -93,11 +93,11 @@ def _run(words: Sequence[str], spec: Spec, limit: float, who: str) -> Trajectory
         if process.returncode != 0:
             err.seek(max(0, err.seek(0, os.SEEK_END) - 4000))
             last = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
-            said = f": {last[-1].strip()}" if last else ""
-            raise UserError(f"{who} failed with exit code {process.returncode} {where}{said}")
+            ending = f": {last[-1].strip()}" if last else ""
+            raise UserError(f"{who} failed with exit code {process.returncode} {where}{ending}")
     if answer is None:
-        said = f"; it wrote {' '.join(text.split())[:80]!r}" if text.strip() else "; it wrote nothing"
-        raise UserError(f'{who} answered no JSON; write {{"x": [[...], ...]}}, the model after each round{said}')
+        ending = f"; it wrote {' '.join(text.split())[:80]!r}" if text.strip() else "; it wrote nothing"
+        raise UserError(f'{who} answered no JSON; write {{"x": [[...], ...]}}, the model after each round{ending}')
     return checked(answer, spec, who)
 
 

@@ -65,7 +65,7 @@ def main(file: str, client_name: str, server_name: str) -> None:
     client, server = loaded(file, client_name, server_name)
     clients, n = spec["clients"], len(spec["clients"])
     gradients = [gradient_of(spec, i) for i in range(n)]
-    own: list[Any] = [{} for _ in clients]
+    rows: list[Any] = [{} for _ in clients]
     state: Any = {"x": np.array(spec["x0"])}
     for t, one in enumerate(spec["rounds"]):
         common = {"round": t, "lr": one["lr"], "coin": one["coin"], "n": n, "momentum": spec["local_momentum"]}
@@ -74,13 +74,13 @@ def main(file: str, client_name: str, server_name: str) -> None:
         for i, steps in zip(one["clients"], one["steps"]):  # noqa: B905  (an older Python may judge itself)
             p, size = clients[i]["p"], clients[i]["size"]
             task = Task(**common, client=i, steps=steps, p=p, size=size, gradient=gradients[i])
-            message, own[i] = client(copy.deepcopy(state), own[i], task)
+            message, rows[i] = client(copy.deepcopy(state), rows[i], task)
             messages.append(message)
             if isinstance(message, dict) and "x" in message:
                 local.append(plain(message["x"]))
         cohort = [clients[i] for i in one["clients"]]
-        told = {"clients": one["clients"], "steps": one["steps"], "p": [c["p"] for c in cohort]}
-        state = server(state, messages, Task(**common, **told, sizes=[c["size"] for c in cohort]))
+        cohort_values = {"clients": one["clients"], "steps": one["steps"], "p": [c["p"] for c in cohort]}
+        state = server(state, messages, Task(**common, **cohort_values, sizes=[c["size"] for c in cohort]))
         if not isinstance(state, dict):
             state = {"x": np.asarray(state)}
         line = {"x": plain(state["x"])}

@@ -33,8 +33,8 @@ def finished(change: Callable[[Any, Any, Any, Any], tuple[Tree, Tree]]) -> Chang
     """A change of what `finish` makes: (message, row after, row before, down) -> (message, row)."""
 
     def changed(algorithm: Algorithm, setting: Setting) -> Algorithm:
-        def finish(down: Tree, row: Any, done: Any, client: Any) -> tuple[Tree, Tree]:
-            return change(*algorithm.finish(down, row, done, client), row, down)
+        def finish(down: Tree, row: Any, result: Any, client: Any) -> tuple[Tree, Tree]:
+            return change(*algorithm.finish(down, row, result, client), row, down)
 
         return replace(algorithm, finish=finish)
 
@@ -55,9 +55,9 @@ def seen(field: str, value: Callable[[Any, Any], Any]) -> Change:
     """Another value of a row's field in the message alone: (down, row) -> value."""
 
     def changed(algorithm: Algorithm, setting: Setting) -> Algorithm:
-        def finish(down: Tree, row: Any, done: Any, client: Any) -> tuple[Tree, Tree]:
-            up, _ = algorithm.finish(down, row._replace(**{field: value(down, row)}), done, client)
-            return up, algorithm.finish(down, row, done, client)[1]
+        def finish(down: Tree, row: Any, result: Any, client: Any) -> tuple[Tree, Tree]:
+            up, _ = algorithm.finish(down, row._replace(**{field: value(down, row)}), result, client)
+            return up, algorithm.finish(down, row, result, client)[1]
 
         return replace(algorithm, finish=finish)
 

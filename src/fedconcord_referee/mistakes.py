@@ -93,11 +93,11 @@ LOCAL = (
 
 
 def finishing(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Change:
-    """A change of what `finish` reads: (done, client, setting) -> (done, client)."""
+    """A change of what `finish` reads: (result, client, setting) -> (result, client)."""
 
     def changed(algorithm: Algorithm, setting: Setting) -> Algorithm:
-        def finish(down: Tree, row: Tree, done: Any, client: Any) -> tuple[Tree, Tree]:
-            return algorithm.finish(down, row, *change(done, client, setting))
+        def finish(down: Tree, row: Tree, result: Any, client: Any) -> tuple[Tree, Tree]:
+            return algorithm.finish(down, row, *change(result, client, setting))
 
         return replace(algorithm, finish=finish)
 
@@ -107,15 +107,15 @@ def finishing(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Change:
 def counted(count: Callable[[Tensor, Tensor], Tensor]) -> Change:
     """Another number of steps in `finish`: (||a_i||_1 [S, 1], ids [S, 1]) -> [S, 1] or []."""
 
-    def change(done: Any, client: Any, setting: Setting) -> tuple[Any, Any]:
-        return done._replace(normaliser=count(done.normaliser, client.id).expand(done.normaliser.shape)), client
+    def change(result: Any, client: Any, setting: Setting) -> tuple[Any, Any]:
+        return result._replace(normaliser=count(result.normaliser, client.id).expand(result.normaliser.shape)), client
 
     return finishing(change)
 
 
-def _next_lr(done: Any, client: Any, setting: Setting) -> tuple[Any, Any]:
+def _next_lr(result: Any, client: Any, setting: Setting) -> tuple[Any, Any]:
     first, second = (one.lr for one in setting.spec.rounds[:2])
-    return done, client._replace(lr=client.lr * second / first)
+    return result, client._replace(lr=client.lr * second / first)
 
 
 FINISH = (
@@ -127,7 +127,7 @@ FINISH = (
     mistake(
         "the step size left out",
         "divides a client's move by its number of steps alone, where the paper divides by steps times step size",
-        finishing(lambda done, client, setting: (done, client._replace(lr=1.0))),
+        finishing(lambda result, client, setting: (result, client._replace(lr=1.0))),
     ),
     mistake(
         "the number of steps left out",
@@ -152,7 +152,9 @@ FINISH = (
     mistake(
         "momentum not in the normaliser",
         "divides by the number of steps, where local momentum makes ||a_i||_1 larger",
-        finishing(lambda done, client, setting: (done._replace(normaliser=done.steps.to(done.normaliser)), client)),
+        finishing(
+            lambda result, client, setting: (result._replace(normaliser=result.steps.to(result.normaliser)), client)
+        ),
     ),
 )
 

@@ -82,11 +82,11 @@ def walk(setting: Setting, engine: Engine | None = None) -> Iterator[After]:
     local: dict[int, np.ndarray] = {}
     algorithm = setting.algorithm
 
-    def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
+    def finish(down: Tree, row: Tree, result: Done, client: Client) -> tuple[Tree, Tree]:
         ids = client.id.reshape(-1).tolist()
-        for place, x in zip(ids, done.x.reshape(len(ids), -1), strict=True):
+        for place, x in zip(ids, result.x.reshape(len(ids), -1), strict=True):
             local[place] = x.numpy().copy()
-        return algorithm.finish(down, row, done, client)
+        return algorithm.finish(down, row, result, client)
 
     spec = setting.spec
     schedule = Stated(spec)

@@ -41,9 +41,9 @@ def _harmonic(algorithm: Algorithm, setting: Setting) -> Algorithm:
 
 
 def _models(algorithm: Algorithm, setting: Setting) -> Algorithm:
-    def finish(down: Any, row: Any, done: Any, client: Any) -> Any:
-        up, after = algorithm.finish(down, row, done, client)
-        return up._replace(move=done.x), after
+    def finish(down: Any, row: Any, result: Any, client: Any) -> Any:
+        up, after = algorithm.finish(down, row, result, client)
+        return up._replace(move=result.x), after
 
     def update(server: Any, total: Any, cohort: Any) -> Any:
         return algorithm.update(server._replace(x=torch.zeros_like(server.x)), total, cohort)
@@ -91,9 +91,9 @@ def stretched(stretch: Callable[[Tensor, Tensor, float], Tensor]) -> Change:
 
 
 def _lengths(algorithm: Algorithm, setting: Setting) -> Algorithm:
-    def finish(down: Any, row: Any, done: Any, client: Any) -> Any:
-        up, after = algorithm.finish(down, row, done, client)
-        return up._replace(square=done.x.square().sum(-1, keepdim=True).reshape(up.square.shape)), after
+    def finish(down: Any, row: Any, result: Any, client: Any) -> Any:
+        up, after = algorithm.finish(down, row, result, client)
+        return up._replace(square=result.x.square().sum(-1, keepdim=True).reshape(up.square.shape)), after
 
     return replace(algorithm, finish=finish)
 
@@ -188,7 +188,7 @@ def _assigned(setting: Setting) -> Setting:
         init=lambda x, population: Table(x, x, x.new_zeros(n, len(x))),
         init_client=lambda x: (),
         start=lambda down, row, one: Local(down.x, Constant(down.duals[one.id.reshape(-1)]), Pull(rho, down.x)),
-        finish=lambda down, row, done, client: (done.x - down.x, row),
+        finish=lambda down, row, result, client: (result.x - down.x, row),
         contribute=contribute,
         update=update,
         phases=setting.algorithm.phases._replace(settle=None),

@@ -75,7 +75,7 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
 
 def compare(expected: Sequence[After], got: Trajectory, spec: Spec, tolerance: float = TOLERANCE) -> Departure | None:
     """Where a trajectory leaves the reference, None where it stays within the tolerance."""
-    seen: set[int] = set()
+    earlier: set[int] = set()
     for t, (want, x) in enumerate(zip(expected, got.x, strict=True)):
         ids = spec.rounds[t].clients
         if got.local:
@@ -85,17 +85,17 @@ def compare(expected: Sequence[After], got: Trajectory, spec: Spec, tolerance: f
                 who = f"the model after the local steps of client{'s' * (len(away) > 1)} {', '.join(map(str, away))}"
                 return Departure(t + 1, max(sizes.values()), who, away)
         if (size := relative(x, want.x)) > tolerance:
-            return Departure(t + 1, size, f"the server's model{_hint(ids, seen, bool(got.local))}")
-        seen |= set(ids)
+            return Departure(t + 1, size, f"the server's model{_hint(ids, earlier, bool(got.local))}")
+        earlier |= set(ids)
     return None
 
 
-def _hint(ids: Sequence[int], seen: set[int], has_local: bool) -> str:
+def _hint(ids: Sequence[int], earlier: set[int], has_local: bool) -> str:
     """What the round of a departure says."""
     if has_local:
         return ", while clients' models agree: look at what the server makes of them"
-    back = [i for i in ids if i in seen]
-    if not seen:
+    back = [i for i in ids if i in earlier]
+    if not earlier:
         return ", in the first round, where nothing is remembered yet"
     if back:
         return f"; of its cohort client{'s' * (len(back) > 1)} {', '.join(map(str, back))} took part before"

@@ -7,18 +7,23 @@ import csv
 import inspect
 import json
 import tempfile
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
 
 import fedconcord
+from fedconcord.interface.cli import base
 from fedconcord.interface.cli.main import app
 from fedconcord.study.settings.sources import keys as setting_keys
 
-RECORD = Path(__file__).parents[1] / "interface.json"
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "tests" / "interface.json"
 JOB = {"data": "digits", "model": "logreg", "clients": 6, "cohort": 3, "rounds": 2, "eval_every": 1}
 
 
@@ -36,14 +41,22 @@ def names() -> dict[str, list[str]]:
     return public
 
 
-def commands(command: Any = None, path: str = "fedconcord") -> dict[str, list[str]]:
-    """Every command, with all ways to write its options and arguments."""
-    command = command or typer.main.get_command(app)
+def commands() -> dict[str, list[str]]:
+    """Every command, with all ways to write its options and arguments; of the packages beside, those that
+    pyproject.toml has, since an editable installation knows those of its own day."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][base.COMMANDS]
+    declared = EntryPoints(EntryPoint(name, value, base.COMMANDS) for name, value in entries.items())
+    with mock.patch.object(base, "added", return_value=declared):
+        return below(typer.main.get_command(app), "fedconcord")
+
+
+def below(command: Any, path: str) -> dict[str, list[str]]:
+    """A command, and those in it."""
     found = {path: sorted(name for parameter in command.params for name in (parameter.opts or [parameter.name]))}
     if hasattr(command, "list_commands"):
         context = typer.Context(command)
         for name in command.list_commands(context):
-            found |= commands(command.get_command(context, name), f"{path} {name}")
+            found |= below(command.get_command(context, name), f"{path} {name}")
     return found
 
 
