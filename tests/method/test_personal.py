@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedconcord.execution.job import Job, advance
 from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
+from fedconcord.method.algorithms import METHODS
 from fedconcord.method.algorithms.alone import local
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.algorithms.scaffold import scaffold
@@ -22,6 +24,7 @@ from fedconcord.method.contract.nested import Look, Moreau
 from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.ditto import with_ditto
+from fedconcord.support.errors import UserError
 from fedconcord.testing import algorithm_checks
 
 ETA, STEPS = 0.1, 3
@@ -55,6 +58,56 @@ def test_fedavg_ends_in_the_closed_form(name: str, engine: Serial | Stacked) -> 
     expected = torch.linalg.solve(torch.stack(q).sum(0), torch.stack(pulled).sum(0))
     torch.testing.assert_close(state.server.x, expected, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(expected, problem.optimum(torch.ones(8, dtype=h.dtype).numpy() / 8), atol=1e-3)
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(3, 2)], ids=["serial", "stacked"])
+def test_the_methods_by_name(engine: Serial | Stacked) -> None:
+    """Per-FedAvg and pFedMe end where the pieces do, pFedMe's own models at the last theta of a round that moves
+    nothing; Ditto is `with_ditto` around FedAvg with the round's step size."""
+    problem, one = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=6), torch.eye(6, dtype=torch.float64)
+    h, b = problem.H_mean, problem.b_mean
+    forms = {
+        METHODS["perfedavg"](a=0.2): lambda each: each @ (one - 0.2 * each),
+        METHODS["pfedme"](lam=2.0, steps=4, a=0.1): lambda each: (
+            (2.0 * (one - torch.linalg.matrix_power(one - 0.1 * (each + 2.0 * one), 4)))
+            @ torch.linalg.solve(each + 2.0 * one, each)
+        ),
+    }
+    for method, curvature in forms.items():
+        x, rows = bowls_of(replace(method, client_model=None), engine, 1500)
+        q = [one - torch.linalg.matrix_power(one - ETA * curvature(each), STEPS) for each in h]
+        pulled = [each @ torch.linalg.solve(hessian, mine) for each, hessian, mine in zip(q, h, b, strict=True)]
+        torch.testing.assert_close(
+            x, torch.linalg.solve(torch.stack(q).sum(0), torch.stack(pulled).sum(0)), rtol=1e-9, atol=1e-9
+        )
+    model = METHODS["pfedme"]().client_model
+    assert model is not None
+    for each, mine, theta in zip(h, b, model(rows), strict=True):
+        y = x  # after the steps before the last, from which theta goes off
+        lean = torch.linalg.matrix_power(one - 0.1 * (each + 2.0 * one), 4)
+        goal = torch.linalg.solve(each + 2.0 * one, each)
+        for _ in range(STEPS):
+            centre = goal @ torch.linalg.solve(each, mine) + (one - goal) @ y
+            own = centre + lean @ (y - centre)
+            y = y - ETA * 2.0 * (y - own)
+        torch.testing.assert_close(theta, own, rtol=1e-9, atol=1e-9)
+    x, rows = bowls_of(replace(METHODS["ditto"](lam=0.7), client_model=None), engine, 20)
+    there, beside = bowls_of(ditto(0.7, ETA), engine, 20)
+    assert torch.equal(x, there)
+    assert torch.equal(rows.v, beside.v)
+
+
+def test_a_pull_that_would_leave_every_bound_is_refused() -> None:
+    with pytest.raises(UserError, match="pfedme: a times lam must be below 2"):
+        METHODS["pfedme"](lam=50.0)
+
+
+def bowls_of(method: Algorithm, engine: Serial | Stacked, rounds: int) -> tuple[Tensor, Any]:
+    """x, and all clients' rows."""
+    problem = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=6)
+    schedule = Schedule(seed=1, cohort=8, lr=ETA, work=uniform(STEPS, STEPS), batch_size=None)
+    state = run(Job(problem, method, schedule, Solver(oracle=Oracle("full")), engine), rounds)
+    return state.server.x, state.store.gather(np.arange(8))
 
 
 def ditto(lam: float, lr: float, method: Algorithm | None = None) -> Algorithm:

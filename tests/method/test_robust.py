@@ -44,7 +44,7 @@ SCHEDULE = Schedule(seed=3, cohort=7, lr=0.05, work=uniform(1, 4), unit="steps",
 ENGINES: tuple[Engine, ...] = (Stacked(None), Stacked(2), Wire())
 ALLOWED = {  # methods whose server takes a mean and nothing else
     *("fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedexp", "fedpaq", "fedprox"),
-    *("fedsam", "fedcm", "mofedsam", "mfl", "fednova", "fedsaga", "qffl"),
+    *("fedsam", "fedcm", "mofedsam", "mfl", "fednova", "fedsaga", "qffl", "ditto", "pfedme", "perfedavg"),
 }
 
 

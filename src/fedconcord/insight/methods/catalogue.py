@@ -35,6 +35,8 @@ GROUPS = (
     "nothing to tune",
     "primal-dual",
     "sharpness-aware",
+    "fairness",
+    "personalised",
 )
 """The mechanisms in the order in which they are listed; a method says its own, and may have another one."""
 FOREIGN = "from other packages"  # those that say none
@@ -80,6 +82,7 @@ def describe(method: str) -> Costs:
 
 def measure(name: str, algorithm: Algorithm) -> Costs:
     """The costs of a bundle: its state, and two rounds of all clients with different numbers of local steps."""
+    algorithm = replace(algorithm, client_model=None)  # how models are judged costs no round
     few, many = exchange(algorithm, 2), exchange(algorithm, 5)
     if many.steps > few.steps:
         step = (many.gradients - few.gradients) / (many.steps - few.steps)

@@ -297,6 +297,7 @@ class Algorithm:
             invariant: what holds only while contributions are summed: a sum over clients' rows, in words.
             protection: what differential privacy does to messages; None: nothing.
             server_optimiser: whether its aggregate passes through a server optimiser.
+            adapted: the `eval.personalise` that judges its model, which is made to be adapted; None: it is not.
             factors: its rule for low-rank factors; it runs on no other model than theirs.
             remedies: which differences between clients it is made for; see `Remedy`.
             recommendations: federations in which it is worth tuning first.

@@ -81,6 +81,7 @@ class Facts(NamedTuple):
     invariant: str | None = None  # what holds only while contributions are summed: a sum over clients' rows, in words
     protection: Protection | None = None  # what differential privacy does to messages; None: nothing
     server_optimiser: bool = False  # its aggregate passes through a server optimiser
+    adapted: str | None = None  # its model is made to be adapted: the `eval.personalise` that judges it
     factors: str | None = None  # its rule for low-rank factors, whose places in x it knows: it runs on no other model
     remedies: tuple[Remedy, ...] = ()  # which differences between clients it is made for
     recommendations: tuple[Recommendation, ...] = ()  # federations in which it is worth tuning first

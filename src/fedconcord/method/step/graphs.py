@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Tree, tree_leaves, tree_map
+from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -95,7 +96,7 @@ class Graphs:
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, graph.result)
 
 
-KNOWN = {Ascent, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit}
+KNOWN = {Ascent, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit, Look, Moreau, Beside}
 
 
 def replay_or_take(

@@ -1,8 +1,9 @@
 """Ditto on any method: every client has a model of its own beside, pulled to the server's.
 
 Li et al., ICML 2021, Algorithm 1, as in github.com/litian96/ditto (26d9b29): a second model v_i takes as many steps as
-the method's, on the same samples, v <- v - lr (grad f_i(v) + lam (v - x^t)), and changes nothing of the method. lam = 0
-is every client alone, and with large lam v is the server's model.
+the method's, on the same samples, v <- v - lr (grad f_i(v) + lam (v - x^t)), and changes nothing of the method. lr is
+the round's where it is not set, as in that code. lam = 0 is every client alone, and with large lam v is the server's
+model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from torch import Tensor
 from fedconcord.method.contract import Algorithm, Beside, Client, Done, Local, Tree, model_of
 from fedconcord.method.contract.identity import definition
 from fedconcord.method.wrappers.lift import lift
+from fedconcord.support.factories import Search
 from fedconcord.support.parameters import NotNegative, Positive, about
+
+Pulled = Annotated[
+    NotNegative, about("how strongly the client's own model is pulled to the server's"), Search(0.01, 10.0)
+]
+OwnLR = Annotated[Positive | None, about("step size of the client's own model; if none, the round's")]
 
 
 class Row(NamedTuple):
@@ -28,14 +35,16 @@ class Row(NamedTuple):
 @definition()
 def with_ditto(
     algorithm: Algorithm,
-    lam: Annotated[NotNegative, about("how strongly the client's own model is pulled to the server's")] = 1.0,
-    lr: Annotated[Positive, about("step size of the client's own model")] = 0.1,
+    lam: Pulled = 0.1,
+    lr: OwnLR = None,
 ) -> Algorithm:
     """The same method, whose answer is every client's own model."""
     lifted = lift(algorithm, row=Row)
 
     def start(down: Tree, row: Row, client: Client) -> Local:
-        return lifted.start(down, row, client).having(Beside(lam, lr, model_of(down), row.v))
+        return lifted.start(down, row, client).having(
+            Beside(lam, client.lr if lr is None else lr, model_of(down), row.v)
+        )
 
     def finish(down: Tree, row: Row, end: Done, client: Client) -> tuple[Tree, Row]:
         up, new = lifted.finish(down, row, end, client)
@@ -46,5 +55,5 @@ def with_ditto(
         start=start,
         finish=finish,
         client_model=lambda row: row.v,
-        needs=lifted.needs._replace(x0=True),  # v starts from it
+        needs=lifted.needs._replace(x0=True, lr=lifted.needs.lr or lr is None),  # v starts from x0
     )

@@ -182,7 +182,8 @@ def graphs_of(config: Config) -> Graphs | None:
 
 
 def advise(config: Config) -> None:
-    """Warn of early stopping on test data, and of step sizes outside FedVRA's sufficient condition (18).
+    """Warn of early stopping on test data, of a model that is made to be adapted and is not, and of step sizes outside
+    FedVRA's sufficient condition (18).
 
     The condition is checked with the numbers of the longest round, and only for plain `fedvra` with numbers for d: the
     rules choose d by themselves.
@@ -195,6 +196,14 @@ def advise(config: Config) -> None:
             stacklevel=2,
         )
     parameters = config.algorithm
+    called = grammar.Spec(config.method or "fedavg", (), parameters)
+    adapted = factories.build(registry_of(called.name), "method", called).facts.adapted
+    if adapted is not None and config.eval.personalise is None:
+        warnings.warn(
+            f"{config.label}: its model is made to be adapted by each client, and is judged as it is; "
+            f"set it with --set eval.personalise='{adapted}'",
+            stacklevel=2,
+        )
     if config.method != "fedvra" or not isinstance(parameters["d"], int | float):
         return
     local, problem = config.local, problem_of(config)

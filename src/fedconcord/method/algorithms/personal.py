@@ -1,0 +1,105 @@
+"""Personalised methods: a model for each client beside or below the server's.
+
+Ditto: Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1, with FedAvg for its objective of all clients:
+    y_i as FedAvg's;   v_i <- v_i - lr (g(v_i) + lam (v_i - x)), as many steps on the same samples.
+Deviation: lr is the round's eta where it is not set, as in the released code. `with_ditto` goes around other methods.
+
+pFedMe: Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1, of min_x sum p_i min_t f_i(t) + lam/2 ||t - x||^2:
+    theta from y_i by `steps` steps of size a on f_i(.; batch) + lam/2 ||. - y_i||^2;
+    y_i <- y_i - eta lam (y_i - theta);
+    x <- (1 - beta) x + beta sum w_i y_i, beta being server_lr.   The last theta is the client's own model.
+Deviations: theta takes a number of steps and not as many as a precision asks for (eq. (7)); it starts at y_i in each
+step, where released code goes on from the last theta. That code judges y_i in place of theta, and adds 0.001 theta to
+the gradient: neither is done here.
+
+Per-FedAvg: Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1, of min_x sum p_i f_i(x - a grad f_i(x)), in its
+first-order form, which leaves I - a H out:
+    y_i <- y_i - eta g(y_i - a g(y_i)).
+Deviation: both gradients are of one batch, where the paper draws two. The answer is one model, made to be adapted: it
+is judged by what `eval.personalise` makes of it at each client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.method.algorithms.fedavg import ServerLR, WeightsOption, fedavg
+from fedconcord.method.contract import Algorithm, Client, Done, Facts, Local, Needs, model_of
+from fedconcord.method.contract.identity import definition
+from fedconcord.method.contract.nested import Look, Moreau
+from fedconcord.method.wrappers.ditto import OwnLR, Pulled, with_ditto
+from fedconcord.support.errors import UserError
+from fedconcord.support.factories import Search
+from fedconcord.support.parameters import Positive, about
+
+GROUP = "personalised"
+
+
+@definition()
+def ditto(
+    lam: Pulled = 0.1, lr: OwnLR = None, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform"
+) -> Algorithm:
+    """Ditto: FedAvg, and beside it a model of each client's own that is pulled to the server's.
+
+    Li et al., ICML 2021, Algorithm 1.
+    """
+    return replace(with_ditto(fedavg(server_lr, weights), lam, lr), facts=Facts(group=GROUP))
+
+
+class Own(NamedTuple):
+    theta: Tensor  # [d] the client's own model
+
+
+@definition()
+def pfedme(
+    lam: Annotated[Positive, about("how strongly own models are pulled to the local one"), Search(1.0, 100.0)] = 15.0,
+    steps: Annotated[int, Field(ge=1, description="steps of the own model in each local step")] = 5,
+    a: Annotated[Positive, about("step size of the own model"), Search(0.003, 0.3)] = 0.05,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """pFedMe: the server's model is what own models, each at a distance that costs, are best pulled to.
+
+    Dinh et al., NeurIPS 2020, Algorithm 1.
+
+    Raises:
+        UserError: a lam is 2 or more.
+    """
+    if a * lam >= 2:
+        raise UserError(
+            f"pfedme: a times lam must be below 2, or own models leave every bound; got {a:g} times {lam:g}"
+        )
+
+    def finish(x: Tensor, row: Own, end: Done, client: Client) -> tuple[Tensor, Own]:
+        return end.x - model_of(x), Own(end.piece(Moreau).theta)
+
+    return replace(
+        fedavg(server_lr, weights),
+        start=lambda x, row, client: Local(x, Moreau(lam, steps, a, row.theta)),
+        finish=finish,
+        init_client=Own,
+        client_model=lambda row: row.theta,
+        needs=Needs(x0=True),
+        facts=Facts(group=GROUP),
+    )
+
+
+@definition()
+def perfedavg(
+    a: Annotated[Positive, about("step size of the adaptation that is looked ahead to"), Search(0.001, 0.3)] = 0.01,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """Per-FedAvg: the model from which one local step of size a leads far, first-order form.
+
+    Fallah et al., NeurIPS 2020, Algorithm 1.
+    """
+    return replace(
+        fedavg(server_lr, weights),
+        start=lambda x, row, client: Local(x, Look(a)),
+        facts=Facts(group=GROUP, adapted=f"finetune(steps=1,lr={a:g})"),
+    )
