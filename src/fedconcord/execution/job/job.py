@@ -30,7 +30,8 @@ from fedconcord.method.contract import (
     tree_bytes,
     weights,
 )
-from fedconcord.method.step.assignment import Assignment
+from fedconcord.method.contract.pieces import gradients_of
+from fedconcord.method.step.assignment import Assignment, with_oracle
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.forms import forms
 
@@ -74,7 +75,7 @@ class Job:
         """What a round asks of one client: bytes, and mini-batch gradients."""
         oracle = self.assignment.oracle
         messages = forms(self.algorithm, self.problem.init(self.schedule.seed))
-        each = 1 + (oracle.kind == "sam") + (messages.snapshot or oracle.kind == "svrg")
+        each = gradients_of(self.assignment.pieces(with_oracle(messages.local, oracle, messages.x, messages.x)))
         whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
         return Cost(
             down=messages.bytes_down,

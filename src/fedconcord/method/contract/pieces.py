@@ -21,7 +21,7 @@ Beside `apply` a piece may have
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -74,6 +74,11 @@ class Piece(Protocol):
     def traits(self) -> Traits: ...
 
     def apply(self, v: Tensor, at: At) -> Tensor: ...
+
+
+def gradients_of(pieces: Iterable[Piece]) -> int:
+    """How many gradients on its samples a step with these pieces evaluates."""
+    return 1 + sum(piece.traits.costs for piece in pieces)
 
 
 @runtime_checkable

@@ -45,6 +45,7 @@ from fedconcord.method.contract.pieces import (
     Piece,
     Place,
     Pull,
+    gradients_of,
 )
 from fedconcord.method.contract.wide import HasWide
 from fedconcord.method.step import sizes
@@ -103,20 +104,15 @@ class Assignment(NamedTuple):
         Raises:
             UserError: a piece of the method does not go with what is asked for.
         """
-        solver = self.solver
-        mine = [piece for piece in local.pieces if not _is_nothing(piece)]
-        owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
-        theirs = [
-            piece for piece in _user_pieces(solver, self.oracle, local.x, shared) if piece.traits.place not in owned
-        ]
-        for piece in (*mine, *theirs):
+        solver, pieces = self.solver, self.pieces(local, shared)
+        for piece in pieces:
             kind = type(piece).__name__
             if self.uses_normaliser and not isinstance(piece, HasUnit | Limit):  # of which `refuse` judges by its form
                 raise UserError(f"the method divides by ||a_i||_1, which steps with {kind} do not have")
             if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
                 raise UserError(f"L-BFGS minimises the client's problem, and {kind} is no term of it; use sgd")
-        alone = {id(piece) for piece in mine if shared is not None and _is_narrow(piece, local.x.shape[-1])}
-        pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
+        mine = local.pieces if shared is not None else ()
+        alone = {id(piece) for piece in mine if _is_narrow(piece, local.x.shape[-1])}
         narrow = tuple(id(piece) in alone for piece in pieces)
         if on_host:
             pieces = [_plain(piece) for piece in pieces]
@@ -134,9 +130,17 @@ class Assignment(NamedTuple):
             return Chain(local.x, tuple(pieces), size, prox, solver.tolerance, shared, narrow)
         return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
 
+    def pieces(self, local: Local, shared: int | None = None) -> list[Piece]:
+        """What is in each step, in its order: the method's pieces, and of the user's those that it has none for."""
+        mine = [piece for piece in local.pieces if not _is_nothing(piece)]
+        owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
+        theirs = _user_pieces(self.solver, self.oracle, local.x, shared)
+        together = (*mine, *(piece for piece in theirs if piece.traits.place not in owned))
+        return sorted(together, key=lambda piece: piece.traits.place)
+
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
         """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""
-        each = (1 + sum(piece.traits.costs for piece in chain.pieces)) * (full if self.oracle.kind == "full" else 1)
+        each = gradients_of(chain.pieces) * (full if self.oracle.kind == "full" else 1)
         cost: np.ndarray = (each + (0 if chain.tolerance is None else full)) * walked.taken
         return cost
 

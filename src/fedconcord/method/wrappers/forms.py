@@ -17,10 +17,10 @@ from fedconcord.method.contract import (
     Client,
     Cohort,
     Done,
+    Local,
     Plan,
     Population,
     Sender,
-    Snapshot,
     Space,
     Tree,
     cohort_of,
@@ -45,7 +45,7 @@ class Forms(NamedTuple):
     answer: Tree  # to it in return
     settled: Tree  # to it after the server's step, or ()
     share: Tree  # from it before round 0, or ()
-    snapshot: bool  # whether a local step evaluates a second gradient, at a snapshot
+    local: Local  # what its local steps start from
 
     @property
     def bytes_down(self) -> int:
@@ -119,7 +119,7 @@ def _first_round(
     if phases.prologue is not None:
         assert algorithm.step.blocks is not None
         share = phases.prologue.send(like.new_zeros(algorithm.step.blocks, d), like.new_ones(()))
-    return Forms(like, broadcast, up, asked, answer, settled, share, local.piece(Snapshot) is not None)
+    return Forms(like, broadcast, up, asked, answer, settled, share, local)
 
 
 def _sender(one: Tensor, w: float = 1.0, steps: float = 1.0) -> Sender:
