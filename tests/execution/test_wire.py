@@ -41,7 +41,7 @@ SCHEDULE = Schedule(seed=3, cohort=3, lr=0.05, work=uniform(1, 4), unit="steps",
 
 
 def job(name: str, **changes: Any) -> Job:
-    algorithm = METHODS[name]()
+    algorithm = replace(METHODS[name](), client_model=None)  # own models are judged on samples, and here are none
     schedule = replace(SCHEDULE, **changes)
     if algorithm.needs.everyone:
         schedule = replace(schedule, cohort=7)

@@ -49,7 +49,7 @@ DELTA = 1e-5
 COVERED = {
     *("fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "fedsam", "mfl", "scaffold"),
     *("vrlsgd", "fedgamma", "fedsaga", "losac", "feddyn", "fedspeed", "fedsmoo", "fedadmm", "fedadmm_inexact"),
-    *("fedhybrid", "fedvra", "afedpd", "afedpdsam"),
+    *("fedhybrid", "fedvra", "afedpd", "afedpdsam", "ditto", "pfedme", "perfedavg"),
 }
 
 

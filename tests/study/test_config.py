@@ -646,7 +646,7 @@ def test_fedvra_outside_its_condition_is_a_warning_with_numbers() -> None:
     left = 16 * (1 - (1 - 0.01) ** (5 * 15))
     with pytest.warns(family.StepSizeWarning, match=f"has {left:.3g} on the left"):
         advise(wild)
-    advise(wild.model_copy(update={"method": "fedavg"}))
+    advise(resolve_run(from_nested({**job, "method": "fedavg", "local": local}, "test")))
     advise(resolve_run(from_nested({**job, "local": {"steps": 1, "lr": 0.01}}, "test")))
 
 

@@ -80,6 +80,7 @@ FIXED = {  # real parameters that state no range, and why
     "v0": "a form of the released code's start",
     "m0": "a form of the released code's start",
     "eps_root": "a form of the released code's root",
+    "lr": "Ditto's own models take the round's, which is tuned",
     "p_skip": "saves communication, and costs accuracy",
     "newton_share": "which clients there are",
     "newton_lr": "1 is Newton's own step",
