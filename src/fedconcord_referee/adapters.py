@@ -2,7 +2,7 @@
 
 `command`: any program; it gets the spec as one JSON object on stdin and answers {"x": [[...], ...]} on stdout, a point
 a round, or a line {"x": [...]} after each round. `functions`: a pair of Python functions (`child` says what they are
-given). A recorded trajectory is read by `trajectory.read`.
+given). `flower`: a Flower strategy (`flower_child`). A recorded trajectory is read by `trajectory.read`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.support.errors import UserError
-from fedconcord_referee import child
+from fedconcord_referee import child, flower_child
 from fedconcord_referee.spec import Spec, plain
 from fedconcord_referee.trajectory import Trajectory, checked, vector
 
@@ -52,13 +52,29 @@ def functions(place: str, limit: float = LIMIT, python: str = sys.executable) ->
     Raises:
         UserError: the text is none, the file is not there; or, when called, as of `command`.
     """
-    file, _, names = place.rpartition(":")
-    client, _, server = names.partition(",")
-    if not (file and client.isidentifier() and server.isidentifier()):
-        raise UserError(f"--functions must be FILE:CLIENT,SERVER, as in mine.py:client,server, given {place!r}")
+    words = _named("--functions", place, "FILE:CLIENT,SERVER", "mine.py:client,server")
+    return lambda spec: _run([python, child.__file__, *words], spec, limit, place)
+
+
+def flower(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
+    """A Flower strategy, FILE:STRATEGY, run by an interpreter that has flwr; the clients are the referee's own.
+
+    Raises:
+        UserError: as of `functions`.
+    """
+    words = _named("--flower", place, "FILE:STRATEGY", "mine.py:strategy")
+    return lambda spec: _run([python, flower_child.__file__, *words], spec, limit, place)
+
+
+def _named(option: str, place: str, form: str, example: str) -> list[str]:
+    """A file, and names in it."""
+    file, _, text = place.rpartition(":")
+    names = text.split(",")
+    if not file or len(names) != form.count(",") + 1 or not all(name.isidentifier() for name in names):
+        raise UserError(f"{option} must be {form}, as in {example}, given {place!r}")
     if not Path(file).is_file():
-        raise UserError(f"--functions: there is no file {file}; give FILE:CLIENT,SERVER")
-    return lambda spec: _run([python, child.__file__, file, client, server], spec, limit, place)
+        raise UserError(f"{option}: there is no file {file}; give {form}")
+    return [file, *names]
 
 
 def _run(words: Sequence[str], spec: Spec, limit: float, who: str) -> Trajectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ def referee(
     method: Annotated[str, typer.Argument(help="The method that it should be, as in 'scaffold(option=1)'.")],
     command: Annotated[str | None, option("Program that reads the spec on stdin.", "COMMAND")] = None,
     functions: Annotated[str | None, option("Two Python functions.", "FILE:CLIENT,SERVER")] = None,
+    flower: Annotated[str | None, option("A Flower strategy; clients are the referee's.", "FILE:STRATEGY")] = None,
     trajectory: Annotated[str | None, option("A recorded trajectory, .npz or .json.", "FILE")] = None,
     write_spec: Annotated[str | None, option("Write the problem and schedule, and judge nothing.", "FILE")] = None,
     spec: Annotated[str | None, option("Take problem and schedule from this file.", "FILE")] = None,
@@ -32,20 +34,21 @@ def referee(
     momentum: Annotated[str, option("Momentum of the local steps. [0]", "NUMBER")] = "0",
     tolerance: Annotated[str, option("Largest relative departure that is equal. [1e-9]", "NUMBER")] = "1e-9",
     limit: Annotated[str, option("Seconds that it may take for a problem. [60]", "SECONDS")] = "60",
-    python: Annotated[str | None, option("Interpreter for --functions; it needs NumPy. [this one]", "PROGRAM")] = None,
+    python: Annotated[str | None, option("Interpreter for --functions and --flower. [this one]", "PROGRAM")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the verdicts as JSON.")] = False,
 ) -> None:
     """Judge an implementation: what it computes, and which known mistake explains a difference.
 
     Exit code 0: equal to the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
     """
-    ways = {"--command": command, "--functions": functions, "--trajectory": trajectory, "--write-spec": write_spec}
+    ways = {"--command": command, "--functions": functions, "--flower": flower}
+    ways |= {"--trajectory": trajectory, "--write-spec": write_spec}
     ways_named = [name for name, value in ways.items() if value is not None]
     if len(ways_named) != 1:
         raise UserError(f"give one of {', '.join(ways)}, given {' and '.join(ways_named) or 'none'}")
     check_choice("--problem", problem, ("both", "quadratic", "logistic"))
-    if python is not None and functions is None:
-        raise UserError("--python is the interpreter of --functions; write it into --command, or leave it out")
+    if python is not None and functions is None and flower is None:
+        raise UserError("--python is of --functions and --flower; write it into --command, or leave it out")
     if spec is not None and (problem, rounds, momentum) != ("both", "12", "0"):
         raise UserError("--spec has problem, rounds and momentum in it; leave --problem, --rounds and --momentum out")
     most, seconds = number("--tolerance", tolerance), number("--limit", limit)
@@ -68,7 +71,9 @@ def referee(
     if command is not None:
         adapter = adapters.command(command, seconds)
     elif functions is not None:
-        adapter = adapters.functions(functions, seconds, *([] if python is None else [python]))
+        adapter = adapters.functions(functions, seconds, python or sys.executable)
+    elif flower is not None:
+        adapter = adapters.flower(flower, seconds, python or sys.executable)
     else:
         adapter = lambda one: trajectories.read(Path(str(trajectory)), one)  # noqa: E731
     results = []

@@ -12,9 +12,9 @@ from torch.nn.functional import one_hot
 
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm, Constant, Local, Pull
-from fedconcord.method.wrappers.server import Optimizer, extrapolation, momentum, nesterov, with_server
+from fedconcord.method.wrappers.server import Optimizer, adam, extrapolation, momentum, nesterov, with_server
 from fedconcord_referee.known import Change, Known, mistake, shaped
-from fedconcord_referee.memories import served
+from fedconcord_referee.memories import finished, served
 from fedconcord_referee.reference import Setting
 from fedconcord_referee.variants import with_parameters
 
@@ -144,18 +144,55 @@ MOMENTUM = (
         optimised(lambda p: momentum(p["server_momentum"], p["server_lr"] * (1 - p["server_momentum"]))),
     ),
 )
+
+
+def _sized(late: int) -> Change:
+    """FedAdam from v = 0 with the step size lr sqrt(1 - beta2^k) / (1 - beta1^k) of Kingma and Ba, k = t + late."""
+
+    def optimiser(parameters: Any) -> Optimizer:
+        lr, beta1, beta2, tau = (parameters[name] for name in ("server_lr", "beta1", "beta2", "tau"))
+        base = adam(lr, beta1, beta2, tau, 0.0)
+
+        def step(state: Any, delta: Tensor) -> tuple[Tensor, Any]:
+            move, moments = base.step(state[0], delta)
+            k = state[1] + 1 + late
+            return move * (1 - beta2**k).sqrt() / (1 - beta1**k), (moments, state[1] + 1)
+
+        return Optimizer(lambda x: (base.init(x), x.new_zeros(())), step)
+
+    return optimised(optimiser)
+
+
+def _moments(name: str, says: str, **parameters: Any) -> Known:
+    return Known(name, "variant", says, lambda setting: with_parameters(setting, **parameters))
+
+
+MOMENTS = (
+    _moments("second moment from zero", "starts the second moment at 0, where the paper starts at tau^2", v0=0.0),
+    _moments("no first moment", "has no first moment (beta1 = 0)", beta1=0.0),
+    _moments(
+        "no first moment, second from zero", "has no first moment and starts the second one at 0", beta1=0.0, v0=0.0
+    ),
+)
 ADAM = (
-    Known(
-        "second moment from zero",
-        "variant",
-        "starts the second moment at 0, where the paper starts at tau^2",
-        lambda s: with_parameters(s, v0=0.0),
+    *MOMENTS,
+    _moments(
+        "bias corrected from zero",
+        "starts the second moment at 0 and corrects the moments' bias, where the paper starts at tau^2 and does not",
+        v0=0.0,
+        bias_correction=True,
     ),
     Known(
-        "bias corrected from zero",
+        "Adam's step size from zero",
         "variant",
-        "starts the second moment at 0 and corrects the moments' bias, where the paper starts at tau^2 and does not",
-        lambda s: with_parameters(s, v0=0.0, bias_correction=True),
+        "starts the second moment at 0 and corrects the bias in the step size, as Kingma and Ba do",
+        _sized(0),
+    ),
+    mistake(
+        "Adam's step size, a round late",
+        "starts the second moment at 0 and corrects the bias by the next round's powers, so that its first step is "
+        "corrected as if it were the second",
+        _sized(1),
     ),
 )
 
@@ -203,6 +240,11 @@ AUTO = (
         "leaves absent clients' duals as they were",
         served(lambda server, after: after._replace(dual=server.dual, x=after.mean)),
     ),
+    mistake(
+        "duals in units of models",
+        "adds to duals without the factor of the penalty",
+        finished(lambda up, after, row, down: (up, after._replace(dual=row.dual + up.move))),
+    ),
 )
 
 SINGLE: dict[str, tuple[Known, ...]] = {
@@ -211,6 +253,8 @@ SINGLE: dict[str, tuple[Known, ...]] = {
     "fedexp": EXP,
     "fedavgm": MOMENTUM,
     "fedadam": ADAM,
+    "fedyogi": MOMENTS,
+    "fedadagrad": MOMENTS,
     "afedpd": DUALS,
     "auto": AUTO,
 }

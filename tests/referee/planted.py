@@ -66,7 +66,7 @@ PLANTED = {
     "extrapolation: the length of the model": Planted("fedexp", ("lengths of models",)),
     "auto: absent clients' duals stay": Planted("auto", ("absent duals stay",)),
     "auto: own duals measured from the server's model": Planted("auto", ("clients do not hear the step",)),
-    "auto: duals in units of models": Planted("auto", ("client's dual without the penalty",)),
+    "auto: duals in units of models": Planted("auto", ("duals in units of models",)),
     "losac: phi scaled by N/S": Planted("losac", ("server's phi times N/S",)),
 }
 
