@@ -518,6 +518,7 @@ def test_privacy_covers_sums_and_one_factor_at_a_time() -> None:
     assert job.algorithm.facts.factors == "rolora"
 
 
+@pytest.mark.slow
 def test_the_command_compares_rules_and_looks_at_a_run(tmp_path: Path) -> None:
     """Rules are parts of a method; a run that is resumed goes on from what was added to its weights."""
     methods = "fedavg(aggregate=fedex),scaffold(aggregate=rolora)"

@@ -323,6 +323,7 @@ def test_a_method_of_a_comparison_may_have_its_own() -> None:
     assert (found.privacy.clip, found.privacy.noise) == ("adaptive(quantile=0.7)", 1.5)
 
 
+@pytest.mark.slow
 def test_the_command_takes_it(tmp_path: Path) -> None:
     given = ["--data", "quadratics", "--clients", "8", "--cohort", "4", "--rounds", "3", "--out", str(tmp_path / "a")]
     said = command("run", *given, "--dp-noise", "1.5", "--dp-clip", "adaptive(start=0.2)")

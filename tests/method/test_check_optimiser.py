@@ -17,7 +17,7 @@ def cases() -> Iterator[Any]:
         for check, call in optimiser_checks(factory):
             if check.startswith(("fedavg ", "scaffold ", "feddyn ")) and name != "muon":
                 continue  # in whole for one; the exactness of the others is test_optimisers'
-            yield pytest.param(call, id=f"{name} {check}")
+            yield pytest.param(call, id=f"{name} {check}", marks=() if name == "muon" else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("check", [*cases()])

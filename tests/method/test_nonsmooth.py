@@ -147,6 +147,7 @@ def test_losac_as_printed_solves_for_lambda_over_m() -> None:
     assert float((x - with_lambda).norm() / with_lambda.norm()) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "lr"),
     [

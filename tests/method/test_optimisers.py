@@ -1,6 +1,7 @@
 """Local optimisers: torch's step for step, and what stays exact inside methods (heterogeneous quadratics, float64)."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedconcord.method.wrappers.optimisers import LocalOptimiser, adamw, lion, m
 from fedconcord.method.wrappers.server import nesterov, sgd, with_server
 from fedconcord.support.errors import UserError
 from table import TABLE, make
+from tiers import tiers
 
 ROWS, COLUMNS, N = 4, 3, 5
 D = ROWS * COLUMNS
@@ -142,8 +144,10 @@ def gap(
 OPTIMISERS = {"adamw": adamw(), "muon": muon(orthogonal="svd"), "sign": sign(), "lion": lion()}
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
-@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    tiers(product(("scaffold", "feddyn"), OPTIMISERS), quick=[("scaffold", "lion"), ("feddyn", "muon")]),
+)
 def test_corrections_before_the_optimiser_stay_exact(method: str, name: str) -> None:
     if name == "adamw":
         assert gap(make(method), OPTIMISERS[name], 1500, shrink=1.0, lr=0.02) < 1e-6
@@ -151,7 +155,7 @@ def test_corrections_before_the_optimiser_stay_exact(method: str, name: str) -> 
         assert gap(make(method), OPTIMISERS[name], lr=0.05) < 1e-6
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", tiers(OPTIMISERS, quick=["muon"]))
 def test_without_corrections_every_optimiser_is_biased(name: str) -> None:
     assert gap(METHODS["fedavg"](), OPTIMISERS[name], lr=0.05) > 0.05
 
@@ -167,6 +171,7 @@ def test_a_control_variate_of_moves_is_not_exact_under_an_optimiser() -> None:
     assert gap(replace(right, finish=finish), None) > 50 * gap(right, None)
 
 
+@pytest.mark.slow
 def test_adamw_of_raw_gradients_is_exact_at_a_constant_step_size() -> None:
     scaffold = METHODS["scaffold"]()
     assert gap(scaffold, adamw(), 1500, shrink=1.0, lr=0.02) < 1e-12
@@ -202,6 +207,7 @@ def test_local_sign_steps_end_in_the_coordinatewise_median() -> None:
     assert float((x - centres.mean(0)).norm()) > 0.3
 
 
+@pytest.mark.slow
 def test_local_muon_ends_in_the_minimiser_of_the_sum_of_nuclear_norms() -> None:
     x, centres = ends(muon(beta=0.0, orthogonal="svd"))
 
@@ -218,8 +224,10 @@ def test_local_muon_ends_in_the_minimiser_of_the_sum_of_nuclear_norms() -> None:
 EVERYWHERE = {"adamw": adamw(state="kept"), "muon": muon(state="kept"), "lion": lion(state="kept"), "sign": sign()}
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "afedpd", "losac"])
+PAIRS = [*product(("fedavg", "scaffold", "afedpd", "losac"), EVERYWHERE)]
+
+
+@pytest.mark.parametrize(("method", "name"), tiers(PAIRS, quick=PAIRS[::5]))
 def test_engines_agree(method: str, name: str) -> None:
     """Signs on quadratics: where a gradient is nearly 0, as behind a ReLU, rounding decides its sign."""
     problem = quadratics(3, 8, torch.float64, torch.device("cpu")) if name in ("lion", "sign") else small()

@@ -1,5 +1,7 @@
 """Every implemented method against the recorded reference trajectories, on both engines, through the public command."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -18,13 +20,17 @@ from fedconcord.testing import lowrank_oracle, oracles
 FOLDER = Path(__file__).parents[1] / "oracles"
 
 
-def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedconcord.testing.oracles", str(folder), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def process(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "fedconcord.testing.oracles", str(folder), *options]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def command(folder: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which need not import everything again."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = oracles.main([str(folder)])
+    return subprocess.CompletedProcess([], status, out.getvalue(), err.getvalue())
 
 
 def written(folder: Path, cases: dict[str, Any], **arrays: dict[str, np.ndarray]) -> Path:
@@ -34,9 +40,9 @@ def written(folder: Path, cases: dict[str, Any], **arrays: dict[str, np.ndarray]
     return folder
 
 
-@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("engine", [pytest.param("serial", marks=pytest.mark.slow), "stacked"])
 def test_all_cases_match(engine: str) -> None:
-    done = command(FOLDER, "--engine", engine)
+    done = process(FOLDER, "--engine", engine)
     assert done.returncode == 0, done.stdout + done.stderr
     cases, arrays = oracles.load(FOLDER)
     errors = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()[:-1]}
@@ -88,7 +94,7 @@ def test_what_is_unknown_is_said_and_does_not_fail(tmp_path: Path) -> None:
 
 
 def test_an_unusable_folder_is_one_sentence(tmp_path: Path) -> None:
-    done = command(tmp_path)
+    done = process(tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "cases.json" in done.stderr

@@ -228,6 +228,7 @@ def test_unfinite_models_are_left_out() -> None:
     assert bool(state.server.x.isfinite().all())
 
 
+@pytest.mark.slow
 def test_the_page_trains_by_a_users_file(tmp_path: Path) -> None:
     """docs/local-step.md: its file and its command."""
     page = [*steps(ROOT / "docs" / "local-step.md")]

@@ -31,6 +31,7 @@ from fedconcord.method.wrappers.optimisers import OPTIMISERS, with_optimiser
 from fedconcord.study.statistics.summary import summarise
 from fedconcord.support.errors import UserError
 from table import TABLE, make
+from tiers import tiers
 
 N, D, E = 8, 6, 4  # clients, shared and private entries
 
@@ -61,7 +62,9 @@ def job(
     return Job(problem, method, schedule, Solver(oracle=Oracle("full"), **solver), engine)
 
 
-ENGINES = pytest.mark.parametrize("engine", [Serial(), Stacked(3)], ids=["serial", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [pytest.param(Serial(), marks=pytest.mark.slow), Stacked(3)], ids=["serial", "stacked"]
+)
 
 
 @ENGINES
@@ -199,7 +202,7 @@ def parted(name: str, window: str, engine: Engine) -> Job:
     return Job(PrivateParts(whole, d, 5, **WINDOWS[window]), make(name), schedule, engine=engine)
 
 
-@pytest.mark.parametrize(("name", "window"), CASES)
+@pytest.mark.parametrize(("name", "window"), tiers(CASES, quick=CASES[::5]))
 def test_engines_agree_on_every_method(name: str, window: str, tmp_path: Path) -> None:
     """Serial and stacked; and a run that is resumed."""
     reference = run(parted(name, window, Serial()))
@@ -311,6 +314,7 @@ def test_lbfgs_has_no_windows() -> None:
 # -- from settings to files ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_methods_with_private_parts_are_ranked_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One linear layer behind another; two of four clients have the labels the other way round, which heads learn."""
     draw = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from fedconcord.method.wrappers.tables import with_table
 from fedconcord.method.wrappers.terms import TERMS, decorr, distil, logit_calibration, moon, ntd, with_term
 from fedconcord.support.errors import UserError
 from table import make
+from tiers import tiers
 
 B, C, WIDTH = 6, 4, 5
 
@@ -377,8 +379,10 @@ def test_a_row_holds_no_alias_of_the_model_that_moves() -> None:
 # -- every engine --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TERMS)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "losac", "mimesvrg", "fedadmm_inexact"])
+EACH = [*product(("fedavg", "scaffold", "losac", "mimesvrg", "fedadmm_inexact"), TERMS)]
+
+
+@pytest.mark.parametrize(("method", "name"), tiers(EACH, quick=EACH[::4]))
 def test_engines_agree(method: str, name: str) -> None:
     term = TERMS[name]()
     algorithm = with_term(make(method), term)
@@ -568,6 +572,7 @@ def test_a_term_of_ones_own_is_given_as_an_object_or_by_its_path(tmp_path: Path)
     assert longer.rounds == 3
 
 
+@pytest.mark.slow
 def test_a_term_in_a_comparison_is_a_methods_own_and_no_baselines(tmp_path: Path) -> None:
     methods = ["fedavg(local.term=ntd(weight=2))", "fedavg"]
     compared = fedconcord.compare(methods, out=tmp_path / "c", baselines=["pooled"], term="moon", **QUICK)

@@ -15,6 +15,7 @@ import torch
 
 from fedconcord import METHODS, MODELS, Dataset, Plan, Supervised, advance, start
 from table import batches_of
+from tiers import tiers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FIELDS = {"seconds_per_round", "accuracy", "peak_rss_bytes", "versions", "threads", "setting", "options", "engine"}
@@ -30,7 +31,10 @@ def measured(data_dir: Path, *arguments: str, script: str = "jobs.py") -> dict[s
     return found
 
 
-@pytest.mark.parametrize("arguments", ["A", "B", "C --engine serial", "E --method scaffold --store disk"])
+JOBS = ("A", "B", "C --engine serial", "E --method scaffold --store disk")
+
+
+@pytest.mark.parametrize("arguments", tiers(JOBS, quick=JOBS[-1:]))
 def test_a_job_says_what_it_measured(data_dir: Path, arguments: str) -> None:
     found = measured(data_dir, *arguments.split())
     assert set(found) >= FIELDS
@@ -42,7 +46,10 @@ def test_a_job_says_what_it_measured(data_dir: Path, arguments: str) -> None:
     assert found["gradient_steps_per_round"] == found["setting"]["client_steps"]
 
 
-@pytest.mark.parametrize(("name", "baseline"), [("losac", "fedavg, blocks"), ("vrlsgd", "fedavg, all clients")])
+BASELINES = (("losac", "fedavg, blocks"), ("vrlsgd", "fedavg, all clients"))
+
+
+@pytest.mark.parametrize(("name", "baseline"), tiers(BASELINES, quick=BASELINES[1:]))
 def test_ratios_to_fedavg(data_dir: Path, name: str, baseline: str) -> None:
     found = measured(data_dir, "D", "--method", name, "--table")
     assert set(found) >= FIELDS
@@ -185,7 +192,8 @@ def test_neighbours_have_a_row_for_every_job() -> None:
     assert "busy" in done.stdout.splitlines()[0]
 
 
-@pytest.mark.parametrize(("script", "rows"), [("robust.py", 6), pytest.param("privacy.py", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("script", "rows"), [("robust.py", 6), ("privacy.py", 4)])
+@pytest.mark.slow
 def test_a_figure_is_drawn_of_what_is_printed(tmp_path: Path, script: str, rows: int) -> None:
     command = [sys.executable, str(BENCHMARKS / script), "--quick", "--figure", str(tmp_path / "drawn.png")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
@@ -195,7 +203,7 @@ def test_a_figure_is_drawn_of_what_is_printed(tmp_path: Path, script: str, rows:
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("rule", ["final value", "rounds alone"])
+@pytest.mark.parametrize("rule", tiers(("final value", "rounds alone"), quick=["final value"]))
 def test_a_search_of_the_page_on_tuning(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two trials and a few rounds."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
