@@ -56,6 +56,16 @@ def functions(place: str, limit: float = LIMIT, python: str = sys.executable) ->
     return lambda spec: _run([python, child.__file__, *words], spec, limit, place)
 
 
+def aggregator(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
+    """A rule alone, FILE:FUNCTION, moves [S, d] -> [d]; the clients are the referee's own.
+
+    Raises:
+        UserError: as of `functions`.
+    """
+    words = _named("--aggregator", place, "FILE:FUNCTION", "mine.py:krum")
+    return lambda spec: _run([python, child.__file__, *words], spec, limit, place)
+
+
 def flower(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
     """A Flower strategy, FILE:STRATEGY, run by an interpreter that has flwr; the clients are the referee's own.
 

@@ -1,4 +1,4 @@
-"""Runs a pair of functions on a spec, in a process of its own: `python child.py FILE CLIENT SERVER < spec.json`.
+"""Runs functions on a spec, in a process of its own: `python child.py FILE CLIENT SERVER < spec.json`, or `FILE RULE`.
 
 It imports NumPy and the file alone, and writes a line of JSON a round. What the functions are given and give back:
 
@@ -7,7 +7,8 @@ It imports NumPy and the file alone, and writes a line of JSON a round. What the
 
 `server` is a dict with the model "x" [d] and whatever the server function adds, which all clients of the next round
 receive; `own` is what the client returned in its last round, an empty dict at first. A message with an entry "x" says
-that this is the client's model after its local steps. `task` has the attributes that `Task` states.
+that this is the client's model after its local steps. `task` has the attributes that `Task` states. A rule alone gets
+the moves of the cohort's clients [S, d], after plain local steps, and gives the server's [d].
 """
 
 from __future__ import annotations
@@ -55,14 +56,28 @@ def loaded(file: str, *names: str) -> list[Any]:
     return [getattr(module, name) for name in names]
 
 
+def local_steps(server: Any, row: Any, task: Any) -> Any:
+    """The client of a rule that is judged alone: plain local steps."""
+    x = server["x"]
+    for _ in range(task.steps):
+        x = x - task.lr * task.gradient(x)
+    return {"x": x}, row
+
+
+def stepping(rule: Any) -> Any:
+    """The server of a rule: it moves by what the rule makes of the moves [S, d]."""
+    return lambda server, messages, task: {"x": server["x"] + rule(np.stack([m["x"] - server["x"] for m in messages]))}
+
+
 def plain(value: Any) -> list[float]:
     return [float(entry) for entry in np.asarray(value).reshape(-1)]
 
 
-def main(file: str, client_name: str, server_name: str) -> None:
+def main(file: str, *names: str) -> None:
     spec = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # what the functions print goes elsewhere
-    client, server = loaded(file, client_name, server_name)
+    chosen_functions = loaded(file, *names)
+    client, server = chosen_functions if len(names) > 1 else (local_steps, stepping(*chosen_functions))
     clients, n = spec["clients"], len(spec["clients"])
     gradients = [gradient_of(spec, i) for i in range(n)]
     rows: list[Any] = [{} for _ in clients]

@@ -25,6 +25,9 @@ def referee(
     method: Annotated[str, typer.Argument(help="The method that it should be, as in 'scaffold(option=1)'.")],
     command: Annotated[str | None, option("Program that reads the spec on stdin.", "COMMAND")] = None,
     functions: Annotated[str | None, option("Two Python functions.", "FILE:CLIENT,SERVER")] = None,
+    aggregator: Annotated[
+        str | None, option("A function of moves alone; clients are the referee's.", "FILE:RULE")
+    ] = None,
     flower: Annotated[str | None, option("A Flower strategy; clients are the referee's.", "FILE:STRATEGY")] = None,
     trajectory: Annotated[str | None, option("A recorded trajectory, .npz or .json.", "FILE")] = None,
     write_spec: Annotated[str | None, option("Write the problem and schedule, and judge nothing.", "FILE")] = None,
@@ -34,21 +37,23 @@ def referee(
     momentum: Annotated[str, option("Momentum of the local steps. [0]", "NUMBER")] = "0",
     tolerance: Annotated[str, option("Largest relative departure that is equal. [1e-9]", "NUMBER")] = "1e-9",
     limit: Annotated[str, option("Seconds that it may take for a problem. [60]", "SECONDS")] = "60",
-    python: Annotated[str | None, option("Interpreter for --functions and --flower. [this one]", "PROGRAM")] = None,
+    python: Annotated[str | None, option("Interpreter for functions and strategies. [this one]", "PROGRAM")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the verdicts as JSON.")] = False,
 ) -> None:
     """Judge an implementation: what it computes, and which known mistake explains a difference.
 
     Exit code 0: equal to the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
     """
-    ways = {"--command": command, "--functions": functions, "--flower": flower}
+    ways = {"--command": command, "--functions": functions, "--aggregator": aggregator, "--flower": flower}
     ways |= {"--trajectory": trajectory, "--write-spec": write_spec}
     ways_named = [name for name, value in ways.items() if value is not None]
     if len(ways_named) != 1:
         raise UserError(f"give one of {', '.join(ways)}, given {' and '.join(ways_named) or 'none'}")
     check_choice("--problem", problem, ("both", "quadratic", "logistic"))
-    if python is not None and functions is None and flower is None:
-        raise UserError("--python is of --functions and --flower; write it into --command, or leave it out")
+    if python is not None and functions is aggregator is flower is None:
+        raise UserError(
+            "--python is of --functions, --aggregator and --flower; write it into --command, or leave it out"
+        )
     if spec is not None and (problem, rounds, momentum) != ("both", "12", "0"):
         raise UserError("--spec has problem, rounds and momentum in it; leave --problem, --rounds and --momentum out")
     most, seconds = number("--tolerance", tolerance), number("--limit", limit)
@@ -72,6 +77,8 @@ def referee(
         adapter = adapters.command(command, seconds)
     elif functions is not None:
         adapter = adapters.functions(functions, seconds, python or sys.executable)
+    elif aggregator is not None:
+        adapter = adapters.aggregator(aggregator, seconds, python or sys.executable)
     elif flower is not None:
         adapter = adapters.flower(flower, seconds, python or sys.executable)
     else:

@@ -11,7 +11,9 @@ randomness is left, and two implementations of one method must agree to rounding
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +26,7 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm, Evaluator, Objective, Problem, Roster
 from fedconcord.method.contract import rng as keyed
 from fedconcord.method.contract import weights as weighing
+from fedconcord.method.wrappers.robust import AGGREGATES, Rule, with_aggregate
 from fedconcord.support import factories, files, grammar
 from fedconcord.support.errors import UserError, reason
 
@@ -50,6 +53,21 @@ VISIBLE: dict[
     "mimesvrg": {},
     "fedexp": {"eps": 1e-3},
 }
+
+
+def as_method(factory: Callable[..., Rule]) -> Callable[..., Algorithm]:
+    """A factory of a robust rule as one of a method: FedAvg with the rule in place of its mean."""
+
+    @functools.wraps(factory)
+    def build(*values: Any, **parameters: Any) -> Algorithm:
+        return with_aggregate(METHODS["fedavg"](), factory(*values, **parameters))
+
+    return build
+
+
+RULES = {name: as_method(factory) for name, factory in AGGREGATES.items() if name != "mean"}
+JUDGED = METHODS | RULES
+"""What may be judged: name -> factory."""
 
 
 class ClientData(NamedTuple):
@@ -89,7 +107,7 @@ class Spec(NamedTuple):
     @property
     def algorithm(self) -> Algorithm:
         """Our reference of the method."""
-        algorithm: Algorithm = METHODS[self.method](**self.parameters)
+        algorithm: Algorithm = JUDGED[self.method](**self.parameters)
         return algorithm
 
     @property
@@ -152,7 +170,7 @@ def make(method: str, kind: Kind = "quadratic", rounds: int = ROUNDS, momentum: 
     """The referee's problem of a kind, with the schedule that a method can be judged on.
 
     Clients are unequal in f_i, size and work; the step size decays by 0.998 a round, so that a method that takes
-    another round's is seen. Methods that need all clients get all of them in each round.
+    another round's is seen. Methods that need all clients get all of them in each round, robust rules 7 and 6 by turns.
 
     Args:
         method: a name or a call such as `scaffold(option=1)`.
@@ -160,19 +178,23 @@ def make(method: str, kind: Kind = "quadratic", rounds: int = ROUNDS, momentum: 
     Raises:
         UserError: no such method or parameter, or one whose rounds are random.
     """
-    call = factories.check(METHODS, "method", method)
+    call = factories.check(JUDGED, "method", method)
     parameters = {**call.resolved(), **VISIBLE.get(call.name, {}), **call.given}
-    algorithm = METHODS[call.name](**parameters)
+    algorithm = JUDGED[call.name](**parameters)
     if call.name == "fedpaq":
         raise UserError("fedpaq rounds at random, so that no two programs agree; judge fedavg, which it quantises")
     if call.name in ("fedsaga", "losac") and parameters["blocks"] != 1:
         raise UserError(f"{call.name} draws blocks at random; the referee gives full gradients, so set blocks=1")
+    if algorithm.client_model is not None:
+        raise UserError(f"{call.name} answers with a model a client, which the referee does not compare; judge another")
     draw = keyed.generator(SEED, keyed.Purpose.DATA)
     data = tuple(_quadratic(draw) if kind == "quadratic" else _logistic(draw) for _ in range(CLIENTS))
     x0 = draw.standard_normal(DIM)
     cohort = CLIENTS if algorithm.needs.everyone else COHORT
     schedule = []
     for t in range(rounds):
+        if call.name in RULES:  # which even and odd numbers tell apart
+            cohort = CLIENTS - 1 - t % 2
         ids = np.sort(draw.choice(CLIENTS, cohort, replace=False))
         steps = draw.integers(1, MOST_STEPS + 1, cohort)
         if algorithm.step.steps is not None:
@@ -240,7 +262,7 @@ def read(path: Path) -> Spec:
             Round(tuple(map(int, one["clients"])), tuple(map(int, one["steps"])), float(one["lr"]), float(one["coin"]))
             for one in raw["rounds"]
         )
-        call = factories.check(METHODS, "method", grammar.Spec(raw["method"], (), raw["parameters"]))
+        call = factories.check(JUDGED, "method", grammar.Spec(raw["method"], (), raw["parameters"]))
         x0 = np.asarray(raw["x0"], np.float64)
         return Spec(call.name, dict(call.given), raw["kind"], data, x0, rounds, raw["l2"], raw["local_momentum"])
     except UserError:
@@ -255,7 +277,7 @@ def as_asked(spec: Spec, method: str, path: str) -> Spec:
     Raises:
         UserError: it is of another one, or of another parameter.
     """
-    call = factories.check(METHODS, "method", method)
+    call = factories.check(JUDGED, "method", method)
     other = (
         {key: value for key, value in call.given.items() if spec.parameters[key] != value}
         if call.name == spec.method

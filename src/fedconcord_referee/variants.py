@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import torch
 
-from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Population
 from fedconcord.support import factories
 from fedconcord_referee.known import Known
 from fedconcord_referee.reference import Setting
+from fedconcord_referee.spec import JUDGED
 
 
 def population(setting: Setting) -> Population:
@@ -30,7 +30,7 @@ def answers(setting: Setting) -> Iterator[Known]:
 def with_parameters(setting: Setting, **parameters: Any) -> Setting | None:
     """The same method with other parameters."""
     try:
-        algorithm = METHODS[setting.spec.method](**{**setting.spec.parameters, **parameters})
+        algorithm = JUDGED[setting.spec.method](**{**setting.spec.parameters, **parameters})
     except (ValueError, TypeError):
         return None
     return setting._replace(algorithm=algorithm)
@@ -48,7 +48,7 @@ def choices(annotation: Any) -> list[Any]:
 
 def variants(setting: Setting) -> Iterator[Known]:
     """The method's own choices other than the ones of the spec; a server step of 1 or |S| / N."""
-    for option in factories.options(METHODS[setting.spec.method]):
+    for option in factories.options(JUDGED[setting.spec.method]):
         now = setting.spec.parameters[option.name]
         every = choices(option.annotation)
         if option.name in ("server_lr", "d") and isinstance(now, float | str):
@@ -82,7 +82,7 @@ def other_methods(setting: Setting) -> Iterator[Known]:
     for name, weights in (*weighted, *((name, None) for name in plain)):
         if name == setting.spec.method:
             continue
-        shared = {o.name for o in factories.options(METHODS[name])} & setting.spec.parameters.keys()
+        shared = {o.name for o in factories.options(JUDGED[name])} & setting.spec.parameters.keys()
         options = {key: setting.spec.parameters[key] for key in shared if key != "weights"}
         options |= {} if weights is None else {"weights": weights}
         words = name if weights in (None, "uniform") else f"{name} with weights {weights}"
@@ -90,7 +90,7 @@ def other_methods(setting: Setting) -> Iterator[Known]:
 
         def other(s: Setting, name: str = name, options: dict[str, Any] = options) -> Setting | None:
             try:
-                algorithm = METHODS[name](**options)
+                algorithm = JUDGED[name](**options)
             except (ValueError, TypeError):
                 return None
             return s._replace(algorithm=algorithm)

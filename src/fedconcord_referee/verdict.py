@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord_referee import mistakes, variants
+from fedconcord_referee import mistakes, rules, variants
 from fedconcord_referee.known import Known
 from fedconcord_referee.memories import memories
 from fedconcord_referee.reference import After, Setting, reference, setting_of, walk
@@ -59,6 +59,7 @@ def explanations(setting: Setting) -> Iterator[Known]:
     yield from variants.variants(setting)
     yield from variants.other_methods(setting)
     yield from SINGLE.get(setting.spec.method, ())
+    yield from rules.RULES.get(setting.spec.method, ())
     yield from mistakes.LOCAL
     yield from mistakes.FINISH
     yield from mistakes.WEIGHTS
@@ -162,8 +163,8 @@ def ending(limit: Limit) -> str:
 
 def sentences(spec: Spec, verdict: Verdict, tolerance: float = TOLERANCE) -> list[str]:
     """The verdict in words."""
-    clients, cohort = len(spec.data), len(spec.rounds[0].clients)
-    scene = f"{spec.kind} problem, {clients} clients, {cohort} a round, {len(spec.rounds)} rounds"
+    cohort = " or ".join(str(s) for s in sorted({len(one.clients) for one in spec.rounds}))
+    scene = f"{spec.kind} problem, {len(spec.data)} clients, {cohort} a round, {len(spec.rounds)} rounds"
     if verdict.kind == "equal":
         lines = [f"{spec.method}: equal to the paper's method to {verdict.largest:.1e} ({scene})"]
         if (at := verdict.departure) is not None:

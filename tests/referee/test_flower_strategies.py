@@ -26,6 +26,12 @@ CELLS = {
     "FedProx(proximal_mu=0.5)": Cell("fedprox(mu=0.5,weights=size)", "equal"),
     "FedAdam()": Cell("fedadam(weights=size)", "mistake", "Adam's step size, a round late"),
     "FedYogi(eta=0.1)": Cell("fedyogi(weights=size)", "variant", "second moment from zero"),
+    "FedMedian()": Cell("median", "equal"),
+    "FedTrimmedAvg(beta=0.2)": Cell("trimmed_mean(share=0.2)", "equal"),
+    "Krum(num_malicious_nodes=1)": Cell("krum(hostile=1)", "equal"),
+    "MultiKrum(num_malicious_nodes=1, num_nodes_to_select=4)": Cell(
+        "multi_krum(hostile=1,keep=4)", "variant", "the chosen by size"
+    ),
     "FedAdagrad()": Cell("fedadagrad(weights=size)", "variant", "no first moment, second from zero"),
 }
 
