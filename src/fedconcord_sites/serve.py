@@ -213,6 +213,7 @@ class SitesSeen(Observer):
                 "missed": record.missed,
                 "refused": record.refused,
                 "left_out": record.left_out,
+                "far": {"messages": record.far, "times": record.farthest} if record.far else None,
                 "bytes_sent": record.bytes_in,
                 "bytes_got": record.bytes_out,
             }

@@ -41,6 +41,8 @@ class Record:
     there: bool = True  # it answered when it was last asked
     joined: bool = True  # it took part in the handshake
     left_out: str | None = None  # why
+    far: int = 0  # messages that were far longer than the other sites'
+    farthest: float = 0.0  # how many times as long as their median, at most
     bytes_in: int = 0
     bytes_out: int = 0
 
@@ -187,6 +189,17 @@ class SiteLink:
         self.records[site].left_out = why
         self.see(Event("left out", why, self.sites[site]))
 
+    def far(self, site: int, times: float) -> None:
+        """Its message counts, and is far longer than the others'; said once a site."""
+        record, name = self.records[site], self.sites[site]
+        if not record.far:
+            text = (
+                f"site {name}: its message is {times:.3g} times as long as the median of the other sites', and the "
+                "model follows it: look at the site's data and units, or bound what one site can do (`list aggregate`)"
+            )
+            self.see(Event("far", text, name))
+        record.far, record.farthest = record.far + 1, max(record.farthest, times)
+
     def void(self, why: str) -> None:
         """A round changed nothing."""
         self.voids += 1
@@ -210,7 +223,7 @@ class SiteLink:
     def hooks(self) -> Hooks:
         """How a `RemoteServer` speaks of sites, and to whom."""
         remedy = "go on with the run (resume) when the site is there again, or use"
-        return Hooks(lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.void)
+        return Hooks(lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.far, self.void)
 
     def write(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """As `Way` says: all that is counted."""

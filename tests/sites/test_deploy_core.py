@@ -651,6 +651,32 @@ def test_a_wrong_answer_is_refused_counted_and_as_if_it_had_not_come(
     assert far(*running_sum(here, "scaffold")) < 1e-13
 
 
+def test_a_message_far_longer_than_the_others_is_said(least_squares: Path, tmp_path: Path) -> None:
+    """It counts, as it may be right; once in the events, and how often and how far in run.json."""
+    job = with_(SQUARES, method="scaffold", rounds=3, eval={"every": 3})
+    honest = Federation(job, least_squares, tmp_path / "honest")
+    honest.serve()
+    assert not [event for event in honest.events if event.kind == "far"]
+    assert [site["far"] for site in honest.said()["sites"]] == [None, None, None]
+    here = Federation(job, least_squares, tmp_path / "here")
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"]) if "bern" in answers else None
+        if frame is not None and frame.kind == "reply":
+            tensors = {name: -100 * leaf if leaf.ndim else leaf for name, leaf in frame.tensors.items()}
+            answers["bern"] = codec.write(frame._replace(tensors=tensors))
+        return answers
+
+    here.serve(exchange)
+    [event] = [event for event in here.events if event.kind == "far"]
+    assert event.site == "bern"
+    assert "times as long as the median of the other sites'" in event.text
+    basel, bern, chur = (site["far"] for site in here.said()["sites"])
+    assert (basel, bern["messages"], chur) == (None, 3, None)
+    assert 20 < bern["times"] < 2000
+
+
 def test_three_refusals_in_a_row_and_a_site_is_left_out(least_squares: Path, tmp_path: Path) -> None:
     job = with_(SQUARES, method="scaffold", rounds=6, eval={"every": 1})
     here = Federation(job, least_squares, tmp_path)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedconcord.execution.messages.codec import Frame
+from fedconcord.execution.messages.lengths import far
 from fedconcord.method.contract import Phase, Plan, Tree, total_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Plain:
         """As `Sums` says."""
         replies = half.hear(requests)
         plan = half.only(requests.plan, replies)
+        if half.hooks.far is not None:
+            for i, times in far({i: replies[i].tree for i in plan.ids[plan.heard].tolist()}).items():
+                half.hooks.far(i, times)
         return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
 
 

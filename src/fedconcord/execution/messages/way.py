@@ -22,6 +22,7 @@ class Hooks(NamedTuple):
     remedy: str = "use more wire.tries"  # where one does not reply that must
     accept: Callable[[int], None] = lambda client: None
     refuse: Callable[[int, str], None] = lambda client, why: None  # why: a few words
+    far: Callable[[int, float], None] | None = None  # times: how long its message is, over the median of the others'
     void: Callable[[str], None] = lambda why: None  # a round that changed nothing; why: a sentence
 
 

@@ -64,7 +64,7 @@ EventKind = Literal[
     # of a run; `cut`: an exception ended it, which the caller gets
     "started", "row", "ended", "cut",
     # of a deployment
-    "ready", "missing", "back", "joined", "refused", "left out", "void", "private",
+    "ready", "missing", "back", "joined", "refused", "left out", "far", "void", "private",
 ]  # fmt: skip
 
 
