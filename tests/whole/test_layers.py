@@ -29,7 +29,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_papers": Wing(8950, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_referee": Wing(2290, 1900),
-    "fedconcord_sites": Wing(3240, 2800),
+    "fedconcord_sites": Wing(3260, 2800),
     "fedconcord_flower": Wing(1930, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing

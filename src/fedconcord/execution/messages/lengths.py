@@ -25,6 +25,6 @@ def far(messages: Mapping[int, Tree]) -> dict[int, float]:
     for name in vectors:
         lengths = np.array([float(each[name].double().norm()) for each in leaves])
         medians = np.array([np.median(np.delete(lengths, k)) for k in range(len(lengths))])
-        known = (medians > 0) & np.isfinite(medians)  # a length may overflow
-        times = np.maximum(times, np.divide(lengths, medians, out=np.zeros_like(lengths), where=known))
+        is_number = (medians > 0) & np.isfinite(medians)  # a length may overflow
+        times = np.maximum(times, np.divide(lengths, medians, out=np.zeros_like(lengths), where=is_number))
     return {client: float(t) for client, t in zip(clients, times, strict=True) if t > FACTOR}
