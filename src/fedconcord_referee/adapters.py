@@ -1,8 +1,9 @@
-"""The ways to an implementation under judgement, each a spec in and a trajectory out, in a process of its own.
+"""The ways to an implementation under judgement, each a spec in and a trajectory out, from a process of its own.
 
 `command`: any program; it gets the spec as one JSON object on stdin and answers {"x": [[...], ...]} on stdout, a point
 a round, or a line {"x": [...]} after each round. `functions`: a pair of Python functions (`child` says what they are
-given). `flower`: a Flower strategy (`flower_child`). A recorded trajectory is read by `trajectory.read`.
+given). `flower`: a Flower strategy (`flower_child`). `own`: a method of this
+library's contract, which alone runs in this process. A recorded trajectory is read by `trajectory.read`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedconcord.support.errors import UserError
+from fedconcord.method.algorithms import plugins
+from fedconcord.support import factories, imports
+from fedconcord.support.errors import UserError, foreign
 from fedconcord_referee import child, flower_child
+from fedconcord_referee.reference import Setting, walk
 from fedconcord_referee.spec import Spec, plain
 from fedconcord_referee.trajectory import Trajectory, checked, vector
 
@@ -54,6 +58,31 @@ def functions(place: str, limit: float = LIMIT, python: str = sys.executable) ->
     """
     words = _named("--functions", place, "FILE:CLIENT,SERVER", "mine.py:client,server")
     return lambda spec: _run([python, child.__file__, *words], spec, limit, place)
+
+
+def own(text: str) -> Adapter:
+    """A method of this library's contract, `module:factory(...)`, which runs in this process as `fedconcord run` would.
+
+    Raises:
+        UserError: there is none; or, when called, it cannot run on the problem.
+    """
+    imports.trust(text)
+    algorithm = factories.build(plugins.available(), "method", text)
+
+    def judged(spec: Spec) -> Trajectory:
+        with foreign(f"{text} failed"):
+            path = list(walk(Setting(spec, algorithm)))
+        answer = {"x": [after.x for after in path]}
+        return checked(
+            {
+                **answer,
+                "local": [[*map(after.local.get, one.clients)] for after, one in zip(path, spec.rounds, strict=True)],
+            },
+            spec,
+            text,
+        )
+
+    return judged
 
 
 def aggregator(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:

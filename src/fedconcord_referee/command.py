@@ -29,6 +29,7 @@ def referee(
         str | None, option("A function of moves alone; clients are the referee's.", "FILE:RULE")
     ] = None,
     flower: Annotated[str | None, option("A Flower strategy; clients are the referee's.", "FILE:STRATEGY")] = None,
+    mine: Annotated[str | None, option("A method of your own, as `run` takes it.", "MODULE:FACTORY", "--own")] = None,
     trajectory: Annotated[str | None, option("A recorded trajectory, .npz or .json.", "FILE")] = None,
     write_spec: Annotated[str | None, option("Write the problem and schedule, and judge nothing.", "FILE")] = None,
     spec: Annotated[str | None, option("Take problem and schedule from this file.", "FILE")] = None,
@@ -45,7 +46,7 @@ def referee(
     Exit code 0: equal to the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
     """
     ways = {"--command": command, "--functions": functions, "--aggregator": aggregator, "--flower": flower}
-    ways |= {"--trajectory": trajectory, "--write-spec": write_spec}
+    ways |= {"--own": mine, "--trajectory": trajectory, "--write-spec": write_spec}
     ways_named = [name for name, value in ways.items() if value is not None]
     if len(ways_named) != 1:
         raise UserError(f"give one of {', '.join(ways)}, given {' and '.join(ways_named) or 'none'}")
@@ -77,6 +78,8 @@ def referee(
         adapter = adapters.command(command, seconds)
     elif functions is not None:
         adapter = adapters.functions(functions, seconds, python or sys.executable)
+    elif mine is not None:
+        adapter = adapters.own(mine)
     elif aggregator is not None:
         adapter = adapters.aggregator(aggregator, seconds, python or sys.executable)
     elif flower is not None:

@@ -228,6 +228,22 @@ def test_functions_are_judged_in_a_process_of_their_own(tmp_path: Path) -> None:
         adapters.functions(f"{tmp_path / 'yours.py'}:client,server")
 
 
+def test_a_method_of_one_s_own_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "from fedconcord import METHODS\n\n\ndef mine(alpha: float = 0.5):\n    return METHODS['feddyn'](2 * alpha)\n"
+    )
+    (tmp_path / "doubling.py").write_text(text + "\n\ndef broken(a: int = 1):\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    one = spec.make("feddyn")
+    judged = verdict.judge(one, adapters.own("doubling:mine")(one))
+    assert (judged.kind, judged.name) == ("mistake", "alpha times 2")
+    assert judged.departure is not None
+    assert judged.departure.clients == one.rounds[0].clients
+    assert verdict.judge(one, adapters.own("doubling:mine(alpha=0.25)")(one)).kind == "equal"
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        adapters.own("doubling:broken")
+
+
 @pytest.mark.parametrize(
     ("rule", "text", "name"),
     [
