@@ -1,5 +1,5 @@
 """Recorded results: the same seeds give the same clients, batches and counts, and iterates to 1e-12, release after
-release; and a search, an arena and a paper's experiment come to the same choices. `python
+release; and a search, an arena and a paper's experiment come to the same choices. `PYTHONPATH=tests:tests/papers python
 tests/whole/test_golden.py NAME...` records the named cases anew, which is a decision and not a repair.
 """
 
