@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     DEVICE = 22  # a client's device (round 0) and how quick it is in a round (round + 1)
     DROPOUT = 23  # who is lost in a round, and when
     FAULT = 24  # what becomes of the messages of a round on a wire with faults
+    TIE = 25  # the order of what happens at one tick of the clock of asynchronous rounds
     LOOK = 30  # clients and samples that a diagnosis looks at
     HOSTILE = 40  # which clients attack in a simulation
 

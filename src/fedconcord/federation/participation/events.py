@@ -1,0 +1,185 @@
+"""The virtual clock of asynchronous rounds: jobs go out, replies arrive, and every K of them are an update.
+
+`concurrency` C slots hold a job each. A dispatch wave fills the free ones: clients drawn uniformly from the idle, keyed
+by (seed, wave) as a round's cohort is by (seed, round). A client is idle again after the update that its reply is in,
+so a buffer has distinct clients. A job that is lost leaves its slot and its client free when it ends.
+
+Time is whole nanoseconds, each duration rounded up once, so that the order of events is the same on every machine.
+What happens at one tick: arrivals in the order of a 64-bit key drawn from (seed, TIE, wave, client), an update as soon
+as there are K, then losses, then one wave. Nothing here is of size N, and times depend on no values: the events are a
+pure function of the settings and the seed, and go on from any moment.
+
+How often client i replies, where K = 1: with q_i proportional to e_{C-1} of all clients' times but i's own, e being the
+elementary symmetric polynomial. The mean staleness of a reply, the updates between its start and its own, is (C - 1)/K
+with slots refilled at every reply and C/K - 1 with slots refilled at updates, whatever the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+
+from fedconcord.federation.participation.sampling import uniform
+from fedconcord.method.contract import rng
+from fedconcord.method.contract.identity import definition
+from fedconcord.support.errors import UserError
+from fedconcord.support.factories import by_name
+from fedconcord.support.parameters import NotNegative, Positive, about
+
+JOB = np.dtype(
+    [
+        ("tick", np.int64),  # nanosecond at which the server hears of it
+        ("is_lost", np.int64),  # 1: it hears that nothing will come
+        ("key", np.int64),  # the order of what happens at one tick
+        ("client", np.int64),
+        ("wave", np.int64),
+        ("version", np.int64),  # updates that the model had seen which the client was given
+        ("gradients", np.int64),  # mini-batch gradients until it ends
+    ]
+)
+LONGEST = 2**61  # nanoseconds of a job: 73 years
+
+
+class Clock(NamedTuple):
+    """How asynchronous rounds go."""
+
+    concurrency: int  # C, jobs in flight
+    buffer: int = 10  # K, replies of an update
+    refill: Literal["reply", "update"] = "reply"  # when a slot whose reply came is free again
+    staleness: Staleness | None = None  # the factor on the model's part of a reply's contribution; none: 1
+
+
+class Lengths(NamedTuple):
+    """How long jobs last, and what is left of them."""
+
+    seconds: np.ndarray  # [F] float64
+    is_lost: np.ndarray  # [F] bool
+    gradients: np.ndarray  # [F] int64, mini-batch gradients until it ends
+
+
+LengthsOf = Callable[[int, np.ndarray], Lengths]
+"""(wave, ids [F]) -> of their jobs."""
+
+
+class Moment(NamedTuple):
+    """The clock between two events. No array of it is ever changed in place."""
+
+    flights: np.ndarray  # [J] JOB, at work, in the order in which they end
+    buffer: np.ndarray  # [B] JOB, replies that wait for their update
+    busy: np.ndarray  # [J + B] int64, clients of both, sorted
+    tick: int = 0  # nanoseconds
+    version: int = 0  # updates so far
+    wave: int = 0  # dispatches so far
+
+
+class Event(NamedTuple):
+    """What happened."""
+
+    kind: Literal["dispatch", "arrival", "loss", "update"]
+    tick: int
+    jobs: np.ndarray  # [] JOB, those that it happened to
+
+
+def beginning() -> Moment:
+    """Before anything was sent."""
+    nothing = np.empty(0, JOB)
+    return Moment(nothing, nothing, np.empty(0, np.int64))
+
+
+def next_event(clock: Clock, n: int, seed: int, lengths: LengthsOf, now: Moment) -> tuple[Moment, Event]:
+    """The next event of a clock over n clients, and the moment after it; costs O(C + K), whatever n is."""
+    if len(now.buffer) == clock.buffer:
+        after = now._replace(buffer=now.buffer[:0], busy=_without(now.busy, now.buffer), version=now.version + 1)
+        return after, Event("update", now.tick, now.buffer)
+    if len(now.flights) and now.flights["tick"][0] == now.tick:
+        return _ended(now)
+    held = len(now.flights) + (len(now.buffer) if clock.refill == "update" else 0)
+    free = min(clock.concurrency - held, n - len(now.busy))
+    if free > 0:
+        return _dispatched(n, seed, lengths, now, free)
+    return _ended(now._replace(tick=int(now.flights["tick"][0])))
+
+
+def next_update(
+    clock: Clock, n: int, seed: int, lengths: LengthsOf, now: Moment
+) -> tuple[Moment, Event, list[np.ndarray]]:
+    """The next update, the moment after it, and the jobs that were lost before it."""
+    lost = []
+    while True:
+        now, event = next_event(clock, n, seed, lengths, now)
+        if event.kind == "update":
+            return now, event, lost
+        if event.kind == "loss":
+            lost.append(event.jobs)
+
+
+def refusal(clock: Clock, n: int) -> str | None:
+    """Why n clients cannot run by this clock, or None."""
+    if clock.concurrency > n:
+        return f"clock.concurrency {clock.concurrency} is more than there are clients; give 1 to {n}"
+    most = n if clock.refill == "reply" else clock.concurrency
+    if clock.buffer > most:
+        why = f"there are {n} clients" if clock.refill == "reply" else f"slots are refilled at updates, {most} of them"
+        return f"an update of clock.buffer {clock.buffer} replies never comes where {why}; give 1 to {most}"
+    return None
+
+
+def _ended(now: Moment) -> tuple[Moment, Event]:
+    one, rest = now.flights[:1], now.flights[1:]
+    if one["is_lost"][0]:
+        return now._replace(flights=rest, busy=_without(now.busy, one)), Event("loss", now.tick, one)
+    return now._replace(flights=rest, buffer=np.append(now.buffer, one)), Event("arrival", now.tick, one)
+
+
+def _dispatched(n: int, seed: int, lengths: LengthsOf, now: Moment, free: int) -> tuple[Moment, Event]:
+    idle = np.broadcast_to(1.0, n - len(now.busy))  # sizes, of which uniform sampling reads the number
+    places = uniform().draw(seed, now.wave, free, idle, np.zeros_like).ids
+    # the client at place p among the idle is p + the busy ones below it
+    ids = places + np.searchsorted(now.busy - np.arange(len(now.busy)), places, side="right")
+    jobs, length = np.empty(free, JOB), lengths(now.wave, ids)
+    whole = np.maximum(np.ceil(length.seconds * 1e9), 1)
+    if not (whole < LONGEST).all():
+        worst = int(np.argmin(whole < LONGEST))
+        raise UserError(
+            f"a job of client {ids[worst]} takes {length.seconds[worst]:.3g} seconds, more than the clock counts; give "
+            "devices that are faster"
+        )
+    jobs["tick"], jobs["is_lost"] = now.tick + whole.astype(np.int64), length.is_lost
+    jobs["key"] = [rng.generator(seed, rng.Purpose.TIE, now.wave, i).integers(2**63) for i in ids.tolist()]
+    jobs["client"], jobs["wave"], jobs["version"], jobs["gradients"] = ids, now.wave, now.version, length.gradients
+    jobs.sort(order=["tick", "is_lost", "key", "client"])
+    flights = np.insert(now.flights, np.searchsorted(now.flights["tick"], jobs["tick"], side="right"), jobs)
+    if (np.diff(flights["tick"]) == 0).any():
+        flights.sort(order=["tick", "is_lost", "key", "client"])
+    busy = np.insert(now.busy, np.searchsorted(now.busy, ids), ids)
+    return now._replace(flights=flights, busy=busy, wave=now.wave + 1), Event("dispatch", now.tick, jobs)
+
+
+def _without(busy: np.ndarray, jobs: np.ndarray) -> np.ndarray:
+    return np.delete(busy, np.searchsorted(busy, jobs["client"]))
+
+
+# -- how much the model's part of a stale reply counts ------------------------------------------------------------
+
+Staleness = Callable[[np.ndarray], np.ndarray]
+"""Updates between a job's start and its own [K] -> a factor [K]."""
+
+Late = Annotated[NotNegative, about("updates between a job's start and its own that are not damped")]
+
+
+@definition()
+def poly(a: Annotated[Positive, about("the power")] = 0.5) -> Staleness:
+    """(1 + tau)^-a (FedBuff's, with 1/2)."""
+    return lambda tau: (1.0 + tau) ** -a
+
+
+@definition()
+def hinge(a: Annotated[Positive, about("how fast it falls")] = 10.0, b: Late = 4.0) -> Staleness:
+    """1 up to tau = b, then 1 / (a (tau - b) + 1) (FedAsync's)."""
+    return lambda tau: 1.0 / (a * np.maximum(tau - b, 0.0) + 1.0)
+
+
+STALENESS: dict[str, Callable[..., Staleness]] = by_name(poly, hinge)
+"""How replies are damped by their staleness, by name."""
