@@ -106,7 +106,7 @@ def next_update(
     clock: Clock, n: int, seed: int, lengths: LengthsOf, now: Moment
 ) -> tuple[Moment, Event, list[np.ndarray]]:
     """The next update, the moment after it, and the jobs that were lost before it."""
-    lost = []
+    lost: list[np.ndarray] = []
     while True:
         now, event = next_event(clock, n, seed, lengths, now)
         if event.kind == "update":
