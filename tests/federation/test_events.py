@@ -104,6 +104,7 @@ def test_no_client_has_two_jobs_and_slots_are_full(refill: str) -> None:
         clients = np.sort(np.append(now.flights["client"], now.buffer["client"]))
         assert (np.diff(clients) > 0).all()
         assert (clients == now.busy).all()
+        assert (now.flights == np.sort(now.flights, order=["tick", "is_lost", "key", "client"])).all()
         held = len(now.flights) + (len(now.buffer) if refill == "update" else 0)
         assert held <= 5
         assert len(now.buffer) <= 3

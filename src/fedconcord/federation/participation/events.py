@@ -95,8 +95,8 @@ def next_event(clock: Clock, n: int, seed: int, lengths: LengthsOf, now: Moment)
         return after, Event("update", now.tick, now.buffer)
     if len(now.flights) and now.flights["tick"][0] == now.tick:
         return _ended(now)
-    held = len(now.flights) + (len(now.buffer) if clock.refill == "update" else 0)
-    free = min(clock.concurrency - held, n - len(now.busy))
+    occupied = len(now.flights) + (len(now.buffer) if clock.refill == "update" else 0)
+    free = min(clock.concurrency - occupied, n - len(now.busy))
     if free > 0:
         return _dispatched(n, seed, lengths, now, free)
     return _ended(now._replace(tick=int(now.flights["tick"][0])))
@@ -149,9 +149,9 @@ def _dispatched(n: int, seed: int, lengths: LengthsOf, now: Moment, free: int) -
     jobs["tick"], jobs["is_lost"] = now.tick + whole.astype(np.int64), length.is_lost
     jobs["key"] = [rng.generator(seed, rng.Purpose.TIE, now.wave, i).integers(2**63) for i in ids.tolist()]
     jobs["client"], jobs["wave"], jobs["version"], jobs["gradients"] = ids, now.wave, now.version, length.gradients
-    jobs.sort(order=["tick", "is_lost", "key", "client"])
+    jobs.sort(order="tick")
     flights = np.insert(now.flights, np.searchsorted(now.flights["tick"], jobs["tick"], side="right"), jobs)
-    if (np.diff(flights["tick"]) == 0).any():
+    if (np.diff(flights["tick"]) == 0).any():  # seldom, unless devices are alike
         flights.sort(order=["tick", "is_lost", "key", "client"])
     busy = np.insert(now.busy, np.searchsorted(now.busy, ids), ids)
     return now._replace(flights=flights, busy=busy, wave=now.wave + 1), Event("dispatch", now.tick, jobs)
