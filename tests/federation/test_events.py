@@ -37,10 +37,12 @@ def lengths_of(means: np.ndarray, jitter: float = 0.0, lost: float = 0.0) -> Len
     return lengths
 
 
-def run(clock: Clock, lengths: LengthsOf, n: int, events: int, now: Moment | None = None) -> list[tuple[Moment, Event]]:
+def run(
+    clock: Clock, buffer: int, lengths: LengthsOf, n: int, events: int, now: Moment | None = None
+) -> list[tuple[Moment, Event]]:
     found, now = [], beginning() if now is None else now
     for _ in range(events):
-        now, event = next_event(clock, n, SEED, lengths, now)
+        now, event = next_event(clock, buffer, n, SEED, lengths, now)
         found.append((now, event))
     return found
 
@@ -57,7 +59,7 @@ def elementary(times: np.ndarray, k: int) -> float:
 def test_a_client_replies_as_often_as_the_symmetric_polynomial_of_the_others_times(concurrency: int) -> None:
     """Within four standard errors, of the means of 40 stretches, for each of six clients."""
     means = np.array([1.0, 1.7, 2.9, 4.3, 7.1, 10.9])
-    found = run(Clock(concurrency, 1), lengths_of(means, 0.4), 6, 24_000)
+    found = run(Clock(concurrency), 1, lengths_of(means, 0.4), 6, 24_000)
     who = np.array([event.jobs["client"][0] for _, event in found if event.kind == "arrival"])
     who = who[len(who) % 40 :]
     shares = np.stack([np.bincount(some, minlength=6) / len(some) for some in np.split(who, 40)])
@@ -73,7 +75,7 @@ def test_a_client_replies_as_often_as_the_symmetric_polynomial_of_the_others_tim
 @pytest.mark.parametrize(("concurrency", "buffer", "refill"), [(4, 1, "reply"), (7, 4, "reply"), (8, 4, "update")])
 def test_the_mean_staleness_knows_no_speed(concurrency: int, buffer: int, refill: str) -> None:
     means = np.geomspace(1, 11, 12)
-    found = run(Clock(concurrency, buffer, refill), lengths_of(means, 0.2), 12, 24_000)  # type: ignore[arg-type]
+    found = run(Clock(concurrency, refill), buffer, lengths_of(means, 0.2), 12, 24_000)  # type: ignore[arg-type]
     updates = [(now, event) for now, event in found if event.kind == "update"]
     tau = np.concatenate([now.version - 1 - event.jobs["version"] for now, event in updates])
     want = (concurrency - 1) / buffer if refill == "reply" else concurrency / buffer - 1
@@ -83,7 +85,7 @@ def test_the_mean_staleness_knows_no_speed(concurrency: int, buffer: int, refill
 def test_equal_times_are_rounds() -> None:
     """With C = K the k-th wave is the k-th update, whose jobs began from the model before it, whenever slots refill."""
     for refill in ("reply", "update"):
-        found = run(Clock(4, 4, refill), lengths_of(np.full(9, 2.5)), 9, 600)  # type: ignore[arg-type]
+        found = run(Clock(4, refill), 4, lengths_of(np.full(9, 2.5)), 9, 600)  # type: ignore[arg-type]
         updates = [event for _, event in found if event.kind == "update"]
         assert len(updates) == 100
         for k, event in enumerate(updates):
@@ -95,8 +97,8 @@ def test_equal_times_are_rounds() -> None:
 @pytest.mark.parametrize("refill", ["reply", "update"])
 def test_no_client_has_two_jobs_and_slots_are_full(refill: str) -> None:
     """With losses and ties: after every event, a client at work or in the buffer is there once."""
-    clock, means = Clock(5, 3, refill), np.tile([1.0, 2.0, 3.0], 3)  # type: ignore[arg-type]
-    found = run(clock, lengths_of(means, lost=0.3), 9, 3000)
+    clock, means = Clock(5, refill), np.tile([1.0, 2.0, 3.0], 3)  # type: ignore[arg-type]
+    found = run(clock, 3, lengths_of(means, lost=0.3), 9, 3000)
     kinds = Counter(event.kind for _, event in found)
     assert min(kinds[kind] for kind in ("dispatch", "arrival", "loss", "update")) > 100
     last = 0
@@ -121,7 +123,7 @@ def test_no_client_has_two_jobs_and_slots_are_full(refill: str) -> None:
 def test_events_of_one_tick_have_an_order_that_no_history_moves() -> None:
     """Arrivals go before losses, and each in the order of keys that are the same however jobs lay in memory."""
     lengths = lengths_of(np.ones(6), lost=0.4)
-    now, event = next_event(Clock(6, 6), 6, SEED, lengths, beginning())
+    now, event = next_event(Clock(6), 6, 6, SEED, lengths, beginning())
     ordered = now.flights
     assert event.kind == "dispatch"
     assert (ordered == np.sort(ordered, order=["tick", "is_lost", "key", "client"])).all()
@@ -132,22 +134,22 @@ def test_events_of_one_tick_have_an_order_that_no_history_moves() -> None:
 
 
 def test_events_go_on_from_every_moment_to_the_same_bytes() -> None:
-    clock, lengths = Clock(4, 3), lengths_of(np.linspace(1, 5, 8), 0.3, 0.2)
-    found = run(clock, lengths, 8, 200)
-    assert words(found) == words(run(clock, lengths, 8, 200))
+    clock, lengths = Clock(4), lengths_of(np.linspace(1, 5, 8), 0.3, 0.2)
+    found = run(clock, 3, lengths, 8, 200)
+    assert words(found) == words(run(clock, 3, lengths, 8, 200))
     for k in range(0, 190, 7):
         now = found[k][0]
         kept = Moment(  # what a file would hold
             *(np.frombuffer(array.tobytes(), array.dtype) for array in now[:3]),
             *(int(number) for number in now[3:]),
         )
-        assert words(run(clock, lengths, 8, 9, kept)) == words(found[k + 1 : k + 10])
+        assert words(run(clock, 3, lengths, 8, 9, kept)) == words(found[k + 1 : k + 10])
 
 
 def test_a_moment_knows_nothing_of_the_clients_that_it_did_not_draw() -> None:
     """The state of 10,000 clients is no larger than that of 100, and the same 40 slots are 40 jobs."""
     for n in (100, 10_000):
-        now = run(Clock(40, 10), lengths_of(np.full(n, 1.0), 0.5), n, 800)[-1][0]
+        now = run(Clock(40), 10, lengths_of(np.full(n, 1.0), 0.5), n, 800)[-1][0]
         assert len(now.flights) <= 40
         assert len(now.busy) <= 50
         assert now.flights.dtype == JOB
@@ -161,7 +163,7 @@ def test_a_million_clients_take_no_more_memory_than_ten_thousand() -> None:
         tracemalloc.start()
         now = beginning()
         for _ in range(20_000):
-            now, _ = next_event(Clock(1000, 100), n, SEED, lengths_of(means, 0.5), now)
+            now, _ = next_event(Clock(1000), 100, n, SEED, lengths_of(means, 0.5), now)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert now.version > 50
@@ -175,8 +177,8 @@ def test_factors_of_staleness() -> None:
 
 
 def test_what_can_never_update_is_refused() -> None:
-    assert refusal(Clock(4, 9), 9) is None
-    assert refusal(Clock(4, 4, "update"), 9) is None
-    assert "clock.concurrency 10" in str(refusal(Clock(10, 1), 9))
-    assert "give 1 to 9" in str(refusal(Clock(4, 10), 9))
-    assert "refilled at updates" in str(refusal(Clock(4, 5, "update"), 9))
+    assert refusal(Clock(4), 9, 9) is None
+    assert refusal(Clock(4, "update"), 4, 9) is None
+    assert "concurrency of 10" in str(refusal(Clock(10), 1, 9))
+    assert "give 1 to 9" in str(refusal(Clock(4), 10, 9))
+    assert "refilled at updates" in str(refusal(Clock(4, "update"), 5, 9))

@@ -40,6 +40,7 @@ class Abilities(NamedTuple):
     clients_here: bool = True  # this process has the samples and the rows of all clients
     choices: Mapping[str, Any] = MappingProxyType({})  # that it makes for a job, by their keys; none if it makes none
     stored_row: Callable[[Tree], Tree] = lambda row: row  # what it stores of a client with this row
+    versions: bool = False  # clients of one update may have begun from different models
 
 
 class CohortLink(Protocol):
@@ -162,7 +163,8 @@ class Simulated(NamedTuple):
         works or is lost in mid-round, counted by the first process, and x^0 to those of this process's that begin."""
         algorithm, count = self.assignment.algorithm, 0
         if phase is not None and self.team.rank == 0:
-            count = (int((~plan.answers).sum()) + len(plan.aside.lost)) * tree_bytes(phase.message)
+            count = int((~plan.answers).sum()) + len(plan.aside.lost) + len(plan.aside.stale)
+            count *= tree_bytes(phase.message)
         if phase is None or phase.number == PRELUDE or algorithm.phases.prelude is None:
             count += joining(algorithm, self.store, plan, self.team, phase is not None) * tree_bytes(server.x)
         return count

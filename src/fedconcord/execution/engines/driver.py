@@ -7,7 +7,9 @@ that began the round again would find clients for which it is over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fedconcord.execution.engines.base import CohortLink, Engine
@@ -26,6 +28,7 @@ from fedconcord.method.contract import (
     space_of,
 )
 from fedconcord.method.step.assignment import Assignment
+from fedconcord.support.errors import UserError
 
 
 class Decision(NamedTuple):
@@ -37,21 +40,48 @@ class Decision(NamedTuple):
 
 
 def run_round(
-    engine: Engine, problem: Problem, assignment: Assignment, server: Tree, store: Store, plan: Plan
+    engine: Engine,
+    problem: Problem,
+    assignment: Assignment,
+    server: Tree,
+    store: Store,
+    plan: Plan,
+    versions: Mapping[int, Tree] = MappingProxyType({}),
 ) -> Outcome:
     """Run one round: return the new state of the server, and write the cohort's rows to the store.
 
     The cohort may be empty, where all were lost.
+
+    Args:
+        versions: what was broadcast before earlier updates, by their numbers, of those that the plan names.
+
+    Raises:
+        UserError: one of them is missing.
     """
+    missing = () if plan.version is None else sorted({*plan.version.tolist()} - {plan.round, *versions})
+    if missing:
+        raise UserError(
+            f"a reply of update {plan.round} began from version {missing[0]} of the model, which is not here; run "
+            "asynchronous rounds one after the other with fedconcord.advance"
+        )
     algorithm, space = assignment.algorithm, space_of(problem)
     clients = engine.clients(problem, assignment, store)
-    outcome, final, message = clients.attempt(server, plan, lambda link: decide(link, algorithm, space, server, plan))
+    outcome, final, message = clients.attempt(
+        server, plan, lambda link: decide(link, algorithm, space, server, plan, versions)
+    )
     if message is None:
         return outcome
     return outcome._replace(bytes_down=outcome.bytes_down + clients.deliver(final, message))
 
 
-def decide(link: CohortLink, algorithm: Algorithm, space: Space, server: Tree, plan: Plan) -> Decision:
+def decide(
+    link: CohortLink,
+    algorithm: Algorithm,
+    space: Space,
+    server: Tree,
+    plan: Plan,
+    versions: Mapping[int, Tree] = MappingProxyType({}),
+) -> Decision:
     """Run a round up to the server's step, which `contract.contract` states."""
     if algorithm.phases.communicates is not None and not algorithm.phases.communicates(cohort_of(space, plan)):
         link.train_silently(plan)
@@ -64,7 +94,8 @@ def decide(link: CohortLink, algorithm: Algorithm, space: Space, server: Tree, p
         message = () if total is None else total
         down = down if total is None else algorithm.phases.prelude.absorb(down, total)
     combine = None if algorithm.phases.combine is None else partial(algorithm.phases.combine, server)
-    plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine), plan)
+    begun = {**versions, plan.round: down}
+    plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine, begun), plan)
     link.keep(plan)
     cohort, refused = cohort_of(space, plan), tuple(sorted((*refused, *more)))
     if total is None:

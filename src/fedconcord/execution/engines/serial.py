@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -33,7 +33,7 @@ class Serial:
     """Runs the clients of a cohort one after the other; the definition of what the other engines must compute."""
 
     team: Team = ALONE  # the processes that share every round
-    can = Abilities()  # a client at a time, all of them here
+    can = Abilities(versions=True)  # a client at a time, all of them here
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Serial:
         """Itself: there is nothing to choose."""
@@ -66,7 +66,7 @@ class SerialCohort:
         if phase.number == PRELUDE:
             replies: Mapping[int, Tree] = self._gradients(phase.down, plan)
         else:
-            self._train(phase.down, plan)
+            self._train([phase.down_of(plan, k) for k in range(len(ids))], plan)
             replies = {i: self.steps[i].up for i in ids}
         bytes_up = sum(tree_bytes(replies[i]) for i in plan.ids[plan.heard].tolist())
         self.costs = self.costs.plus(bytes_down, bytes_up)
@@ -76,7 +76,7 @@ class SerialCohort:
 
     def train_silently(self, plan: Plan) -> None:
         self.costs = self.costs.plus(self.clients.bytes_down(self.server, None, plan))
-        self._train(self.assignment.algorithm.broadcast(self.server), plan)
+        self._train([self.assignment.algorithm.broadcast(self.server)] * len(plan.ids), plan)
         self.keep(plan)
 
     def keep(self, plan: Plan) -> None:
@@ -90,11 +90,11 @@ class SerialCohort:
             self.costs = self.costs.plus(0, 0, 0 if plan.answers[k] else passes(self.assignment, self.objective, i))
         return self.gradients
 
-    def _train(self, down: Tree, plan: Plan) -> None:
-        """Every client's local steps."""
+    def _train(self, downs: Sequence[Tree], plan: Plan) -> None:
+        """Every client's local steps; downs: [S] what each has of the server."""
         algorithm = self.assignment.algorithm
         for k, i in enumerate(plan.ids.tolist()):
             gradient = self.gradients.get(i) if algorithm.needs.full_gradient else None
             orders = orders_of(plan, k, algorithm)
-            self.steps[i] = client_step(self.assignment, self.objective, i, down, self.rows[i], orders, gradient)
+            self.steps[i] = client_step(self.assignment, self.objective, i, downs[k], self.rows[i], orders, gradient)
             self.costs = self.costs.plus(0, 0, self.steps[i].gradient_steps)

@@ -75,7 +75,7 @@ class Stacked:
     def can(self) -> Abilities:
         """A process of several has some of the clients; the choices stand in run.json."""
         choices = {"kernel": self.kernel, "chunk": self.chunk, "workers": self.workers}
-        return Abilities(self.team.size == 1, choices)
+        return Abilities(self.team.size == 1, choices, versions=self.team.size == 1)
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Stacked:
         """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.
@@ -218,8 +218,10 @@ class StackedCohort:
         if is_idle:  # the form of the sums is one client's without local steps, in a store that nobody keeps
             order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
             store = MemoryStore(store.template)
-        number = -(-len(order) // chunk)
-        chunks = [order[k::number] for k in range(number)]  # dealt out: about the same work
+        chunks = []
+        for some in _alike(plan, order):
+            number = -(-len(some) // chunk)
+            chunks += [some[k::number] for k in range(number)]  # dealt out: about the same work
         return Share(plan, cohort, chunks, store, is_idle)
 
     def _compute(self, phase: Phase | None, share: Share) -> Computed:
@@ -261,7 +263,7 @@ class StackedCohort:
             gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
         """
         algorithm, assignment, plan = self.algorithm, self.assignment, share.plan
-        down = algorithm.broadcast(self.server) if phase is None else phase.down
+        down = algorithm.broadcast(self.server) if phase is None else phase.down_of(plan, int(select[0]))
         ids, x = plan.ids[select], model_of(down)
         with self.store_lock:
             stored = share.store.gather(ids)
@@ -334,6 +336,14 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
         and assignment.algorithm.step.code is None
         and not assignment.algorithm.needs.loss
     )
+
+
+def _alike(plan: Plan, order: np.ndarray) -> list[np.ndarray]:
+    """Positions in a plan, cut by the model that clients began from, newest first: a chunk has one start."""
+    if plan.version is None:
+        return [order]
+    versions = plan.version[order]
+    return [order[versions == version] for version in np.unique(versions)[::-1]]
 
 
 def _reduce(shares: Tree) -> Tree:

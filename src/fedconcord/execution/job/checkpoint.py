@@ -40,6 +40,8 @@ def save(job: Job, state: State, path: str | Path) -> None:
 def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor]) -> str:
     tensors_by_name = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
     tensors_by_name |= {f"rows.{name}": leaf for name, leaf in rows.items()}
+    for version, sent in state.versions.items():
+        tensors_by_name |= {f"versions.{version}.{name}": leaf for name, leaf in tree_leaves(sent).items()}
     counters = {
         "format": FORMAT,
         "round": state.round,
@@ -48,6 +50,7 @@ def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor])
         "gradient_steps": state.gradient_steps,
         "simulated_seconds": state.simulated_seconds,
         "refused": list(state.refused.items()),
+        "versions": list(state.versions),
     }
     about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +85,7 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
         )
     fresh = blank(job) if fresh is None else fresh
     _refuse_another(path, identity, facts(job, fresh.store.template))
-    server = {}
-    for name, leaf in tree_leaves(fresh.server).items():
-        got = stored.get(f"server.{name}")
-        if got is None or got.shape != leaf.shape or got.dtype != leaf.dtype:
-            what = "nothing" if got is None else f"{got.dtype} {tuple(got.shape)}"
-            raise UserError(
-                f"{path} holds {what} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
-                "resume with the configuration that wrote it"
-            )
-        server[name] = got.to(leaf.device)
+    server = _read(path, stored, "server", fresh.server)
     rows = {k.removeprefix("rows."): v for k, v in stored.items() if k.startswith("rows.")}
     if not (_are_counters(counters) and _are_rows(rows, job.problem.roster.n)):
         raise UserError(f"{path} holds what no checkpoint of this job holds; delete it to start this run again")
@@ -100,16 +94,38 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
         mine = torch.as_tensor(team.owns(rows["ids"].numpy()))
         rows = {name: leaf[mine] for name, leaf in rows.items()}
     fresh.store.restore({name: _to(leaf, job) for name, leaf in rows.items()})
+    sent = job.algorithm.broadcast(fresh.server)
+    versions = {k: _read(path, stored, f"versions.{k}", sent) for k in counters.get("versions", ())}
     return State(
         round=counters["round"],
-        server=tree_unflatten(fresh.server, server),
+        server=server,
         store=fresh.store,
         bytes_up=counters["bytes_up"],
         bytes_down=counters["bytes_down"],
         gradient_steps=counters["gradient_steps"],
         simulated_seconds=counters["simulated_seconds"],
         refused=dict(counters.get("refused", ())),
+        versions=versions,
     )
+
+
+def _read(path: Path, stored: Mapping[str, torch.Tensor], prefix: str, like: Tree) -> Tree:
+    """A tree of the server's, of the form of one that the job has.
+
+    Raises:
+        UserError: the file holds another one.
+    """
+    leaves = {}
+    for name, leaf in tree_leaves(like).items():
+        got = stored.get(f"{prefix}.{name}")
+        if got is None or got.shape != leaf.shape or got.dtype != leaf.dtype:
+            what = "nothing" if got is None else f"{got.dtype} {tuple(got.shape)}"
+            raise UserError(
+                f"{path} holds {what} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
+                "resume with the configuration that wrote it"
+            )
+        leaves[name] = got.to(leaf.device)
+    return tree_unflatten(like, leaves)
 
 
 def _are_counters(counters: Mapping[str, Any]) -> bool:
@@ -118,6 +134,7 @@ def _are_counters(counters: Mapping[str, Any]) -> bool:
     refused, seconds = counters.get("refused", []), counters.get("simulated_seconds")
     pairs = isinstance(refused, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in refused)
     whole += [number for pair in refused for number in pair] if pairs else []
+    whole += counters.get("versions", []) if isinstance(counters.get("versions", []), list) else [None]
     return pairs and all(type(number) is int and number >= 0 for number in whole) and type(seconds) in (int, float)
 
 

@@ -103,6 +103,7 @@ class State(NamedTuple):
     gradient_steps: int  # cumulative
     simulated_seconds: float = 0.0  # cumulative; 0 without devices
     refused: Mapping[int, int] = MappingProxyType({})  # client -> replies that were not finite and left out
+    versions: Mapping[int, Tree] = MappingProxyType({})  # round -> its broadcast, where jobs in flight began from it
 
 
 class Row(NamedTuple):

@@ -17,7 +17,7 @@ from fedconcord.execution.job.job import Job, Row, State, has_own_models, own_mo
 from fedconcord.execution.rows import Storage
 from fedconcord.federation.objectives.judging import evaluate_own, supervised
 from fedconcord.federation.participation.participation import View
-from fedconcord.method.contract import Outcome, Plan, tree_bytes
+from fedconcord.method.contract import Outcome, Plan, Tree, tree_bytes
 
 
 class Step(NamedTuple):
@@ -103,16 +103,26 @@ def advance(job: Job, state: State) -> State:
     plan = plan_of(job, state)
     outcome = Outcome(state.server, 0, 0, 0)
     if len(plan.ids) or plan.aside.lost or job.algorithm.phases.unheard is not None:
-        outcome = run_round(job.engine, job.problem, job.assignment, state.server, state.store, plan)
+        outcome = run_round(job.engine, job.problem, job.assignment, state.server, state.store, plan, state.versions)
+    versions: Mapping[int, Tree] = {}
+    if plan.in_flight:
+        here = {**state.versions, state.round: job.algorithm.broadcast(state.server)}
+        versions = {version: here[version] for version in plan.in_flight}
     return state._replace(
         round=state.round + 1,
         server=outcome.server,
-        bytes_up=state.bytes_up + outcome.bytes_up + 8 * plan.aside.asked,
+        bytes_up=state.bytes_up + outcome.bytes_up + 8 * plan.aside.asked + _unused(job, plan),
         bytes_down=state.bytes_down + outcome.bytes_down + tree_bytes(state.server.x) * plan.aside.asked,
         gradient_steps=state.gradient_steps + outcome.gradient_steps + plan.aside.gradient_steps,
         simulated_seconds=state.simulated_seconds + plan.seconds,
         refused={**state.refused, **{i: state.refused.get(i, 0) + 1 for i in outcome.refused}},
+        versions=versions,
     )
+
+
+def _unused(job: Job, plan: Plan) -> int:
+    """Bytes of replies that came too late for an update."""
+    return job.cost.up * len(plan.aside.stale) if plan.aside.stale else 0
 
 
 def evaluate(job: Job, state: State) -> dict[str, float]:

@@ -53,6 +53,14 @@ def reasons(job: Job) -> Iterator[str]:
         if job.solver.clip_direction is not None and job.solver.clip_form == "released":
             yield "local.clip_form released is of models without private parts; use whole"
     yield from _of_term(job)
+    if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
+        if objective.private is not None:
+            yield "asynchronous rounds (clock) are of models that are shared whole; leave private parts out, or clock"
+        if not job.engine.can.versions:
+            yield (
+                "asynchronous rounds (clock) are simulated in one process, where clients may begin from different "
+                "models; use engine stacked or serial"
+            )
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":

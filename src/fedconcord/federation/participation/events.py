@@ -2,7 +2,8 @@
 
 `concurrency` C slots hold a job each. A dispatch wave fills the free ones: clients drawn uniformly from the idle, keyed
 by (seed, wave) as a round's cohort is by (seed, round). A client is idle again after the update that its reply is in,
-so a buffer has distinct clients. A job that is lost leaves its slot and its client free when it ends.
+so a buffer has distinct clients. A job that is lost leaves its slot and its client free when it ends, and so does one
+whose reply is too old: more than `max_staleness` updates are between its start and its arrival.
 
 Time is whole nanoseconds, each duration rounded up once, so that the order of events is the same on every machine.
 What happens at one tick: arrivals in the order of a 64-bit key drawn from (seed, TIE, wave, client), an update as soon
@@ -20,13 +21,14 @@ from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from fedconcord.federation.participation.sampling import uniform
 from fedconcord.method.contract import rng
 from fedconcord.method.contract.identity import definition
 from fedconcord.support.errors import UserError
-from fedconcord.support.factories import by_name
-from fedconcord.support.parameters import NotNegative, Positive, about
+from fedconcord.support.factories import build, by_name
+from fedconcord.support.parameters import Count, NotNegative, Positive, about
 
 JOB = np.dtype(
     [
@@ -40,15 +42,16 @@ JOB = np.dtype(
     ]
 )
 LONGEST = 2**61  # nanoseconds of a job: 73 years
+MANY = 100_000  # jobs lost in a row
 
 
 class Clock(NamedTuple):
     """How asynchronous rounds go."""
 
     concurrency: int  # C, jobs in flight
-    buffer: int = 10  # K, replies of an update
     refill: Literal["reply", "update"] = "reply"  # when a slot whose reply came is free again
     staleness: Staleness | None = None  # the factor on the model's part of a reply's contribution; none: 1
+    max_staleness: int | None = None  # updates between a job's start and its own, beyond which a reply does not count
 
 
 class Lengths(NamedTuple):
@@ -77,7 +80,7 @@ class Moment(NamedTuple):
 class Event(NamedTuple):
     """What happened."""
 
-    kind: Literal["dispatch", "arrival", "loss", "update"]
+    kind: Literal["dispatch", "arrival", "loss", "stale", "update"]
     tick: int
     jobs: np.ndarray  # [] JOB, those that it happened to
 
@@ -88,48 +91,82 @@ def beginning() -> Moment:
     return Moment(nothing, nothing, np.empty(0, np.int64))
 
 
-def next_event(clock: Clock, n: int, seed: int, lengths: LengthsOf, now: Moment) -> tuple[Moment, Event]:
-    """The next event of a clock over n clients, and the moment after it; costs O(C + K), whatever n is."""
-    if len(now.buffer) == clock.buffer:
+class Update(NamedTuple):
+    """An update, and what ended before it without being in one."""
+
+    after: Moment
+    jobs: np.ndarray  # [K] JOB, whose replies it is of
+    lost: np.ndarray  # [] JOB
+    stale: np.ndarray  # [] JOB, whose reply came too late
+
+
+def next_event(clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf, now: Moment) -> tuple[Moment, Event]:
+    """The next event of a clock over n clients, and the moment after it; costs O(C + K), whatever n is.
+
+    Args:
+        buffer: K, replies of an update.
+    """
+    if len(now.buffer) == buffer:
         after = now._replace(buffer=now.buffer[:0], busy=_without(now.busy, now.buffer), version=now.version + 1)
         return after, Event("update", now.tick, now.buffer)
     if len(now.flights) and now.flights["tick"][0] == now.tick:
-        return _ended(now)
+        return _ended(clock, now)
     occupied = len(now.flights) + (len(now.buffer) if clock.refill == "update" else 0)
     free = min(clock.concurrency - occupied, n - len(now.busy))
     if free > 0:
         return _dispatched(n, seed, lengths, now, free)
-    return _ended(now._replace(tick=int(now.flights["tick"][0])))
+    return _ended(clock, now._replace(tick=int(now.flights["tick"][0])))
 
 
-def next_update(
-    clock: Clock, n: int, seed: int, lengths: LengthsOf, now: Moment
-) -> tuple[Moment, Event, list[np.ndarray]]:
-    """The next update, the moment after it, and the jobs that were lost before it."""
-    lost: list[np.ndarray] = []
+def next_update(clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf, now: Moment) -> Update:
+    """The next update.
+
+    Raises:
+        UserError: so many jobs in a row are lost that it may never come.
+    """
+    lost, stale, in_a_row = [now.buffer[:0]], [now.buffer[:0]], 0
     while True:
-        now, event = next_event(clock, n, seed, lengths, now)
+        now, event = next_event(clock, buffer, n, seed, lengths, now)
         if event.kind == "update":
-            return now, event, lost
+            return Update(now, event.jobs, np.concatenate(lost), np.concatenate(stale))
         if event.kind == "loss":
             lost.append(event.jobs)
+        if event.kind == "stale":
+            stale.append(event.jobs)
+        in_a_row = in_a_row + 1 if event.kind == "loss" else 0 if event.kind == "arrival" else in_a_row
+        if in_a_row > MANY:
+            raise UserError(
+                f"{MANY} jobs in a row were lost, with {len(now.buffer)} of the {buffer} replies of an update there; "
+                "lower dropout, or the cohort"
+            )
 
 
-def refusal(clock: Clock, n: int) -> str | None:
-    """Why n clients cannot run by this clock, or None."""
+def in_flight(clock: Clock, now: Moment) -> tuple[int, ...]:
+    """Versions that jobs at work began from whose reply may still count, sorted: after an update at most C - 1, and at
+    most max_staleness."""
+    versions = np.unique(now.flights["version"])
+    if clock.max_staleness is not None:
+        versions = versions[now.version - versions <= clock.max_staleness]
+    return tuple(versions.tolist())
+
+
+def refusal(clock: Clock, buffer: int, n: int) -> str | None:
+    """Why n clients cannot run by this clock with so many replies an update, or None."""
     if clock.concurrency > n:
-        return f"clock.concurrency {clock.concurrency} is more than there are clients; give 1 to {n}"
+        return f"a concurrency of {clock.concurrency} is more than there are clients; give 1 to {n}"
     most = n if clock.refill == "reply" else clock.concurrency
-    if clock.buffer > most:
+    if buffer > most:
         why = f"there are {n} clients" if clock.refill == "reply" else f"slots are refilled at updates, {most} of them"
-        return f"an update of clock.buffer {clock.buffer} replies never comes where {why}; give 1 to {most}"
+        return f"an update of {buffer} replies (cohort) never comes where {why}; give 1 to {most}"
     return None
 
 
-def _ended(now: Moment) -> tuple[Moment, Event]:
+def _ended(clock: Clock, now: Moment) -> tuple[Moment, Event]:
     one, rest = now.flights[:1], now.flights[1:]
-    if one["is_lost"][0]:
-        return now._replace(flights=rest, busy=_without(now.busy, one)), Event("loss", now.tick, one)
+    stale = clock.max_staleness is not None and now.version - one["version"][0] > clock.max_staleness
+    if one["is_lost"][0] or stale:
+        kind: Literal["loss", "stale"] = "loss" if one["is_lost"][0] else "stale"
+        return now._replace(flights=rest, busy=_without(now.busy, one)), Event(kind, now.tick, one)
     return now._replace(flights=rest, buffer=np.append(now.buffer, one)), Event("arrival", now.tick, one)
 
 
@@ -181,5 +218,32 @@ def hinge(a: Annotated[Positive, about("how fast it falls")] = 10.0, b: Late = 4
     return lambda tau: 1.0 / (a * np.maximum(tau - b, 0.0) + 1.0)
 
 
-STALENESS: dict[str, Callable[..., Staleness]] = by_name(poly, hinge)
+@definition()
+def none() -> Staleness:
+    """1, however stale."""
+    return np.ones_like
+
+
+STALENESS: dict[str, Callable[..., Staleness]] = by_name(poly, hinge, none)
 """How replies are damped by their staleness, by name."""
+
+
+def asynchronous(
+    concurrency: Annotated[Count, about("number of clients that work at a time")],
+    staleness: Annotated[str, about("how a reply is damped by its age: poly(a), hinge(a,b) or none")] = "poly(0.5)",
+    max_staleness: Annotated[
+        int | None, Field(ge=0, description="age in updates beyond which a reply does not count; if none, all count")
+    ] = None,
+    refill: Annotated[
+        Literal["reply", "update"], about("when a client that replied is replaced: at once, or at the next update")
+    ] = "reply",
+) -> Clock:
+    """Updates of as many replies as the cohort has clients, whenever they are there; nobody waits for a round.
+
+    FedBuff: Nguyen et al., AISTATS 2022, Algorithm 1.
+    """
+    return Clock(concurrency, refill, build(STALENESS, "staleness", staleness), max_staleness)
+
+
+CLOCKS: dict[str, Callable[..., Clock]] = by_name(asynchronous)
+"""What decides when the server's model moves, by name."""

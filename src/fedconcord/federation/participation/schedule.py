@@ -14,10 +14,12 @@ import numpy as np
 from fedconcord.federation.participation.availability import Availability
 from fedconcord.federation.participation.clock import Cost, Devices
 from fedconcord.federation.participation.dropout import Dropout
+from fedconcord.federation.participation.events import Clock, Lengths, Moment, beginning, in_flight, next_update
+from fedconcord.federation.participation.jobs import Amount, job_lengths, refusal_of_clock
 from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
 from fedconcord.federation.participation.sampling import Sampler, uniform
 from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
-from fedconcord.method.contract import Algorithm, Cohort, Orders, Plan, Roster, rng, weights
+from fedconcord.method.contract import Algorithm, Aside, Cohort, Orders, Plan, Roster, rng, weights
 from fedconcord.support.errors import UserError
 
 
@@ -44,6 +46,7 @@ class Schedule:
     devices: Devices | None = None  # how long clients take; without, no time is simulated
     deadline: float | None = None  # seconds of a round
     late: Literal["discard", "keep"] = "discard"  # replies after the deadline
+    clock: Clock | None = None  # asynchronous: a round is one update, of `cohort` replies; none: rounds wait
     _memo: dict[str, _Past] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -60,6 +63,8 @@ class Schedule:
         """Why this schedule cannot run the method on N clients, or None."""
         if self.unit == "seconds" and self.devices is None:
             return "local work in seconds needs the times of clients; set devices, for example lognormal(0.5)"
+        if self.clock is not None:
+            return refusal_of_clock(self.clock, self.rules, algorithm, n, self.cohort)
         return refusal(self.rules, algorithm, n, self.cohort)
 
     def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
@@ -68,6 +73,8 @@ class Schedule:
         Costs O(S), whatever N is, unless clients are not always available. Only plain cohorts can be planned without a
         view.
         """
+        if self.clock is not None:
+            return self._update(self.clock, round, algorithm, roster, view)
         now = self._turnout(round, algorithm, roster, view)
         p, in_time = weights.share(algorithm.weights, roster.sizes, now.ids), ~now.late
         w = np.zeros(len(now.ids))
@@ -96,6 +103,59 @@ class Schedule:
         steps = self._steps(algorithm, round, client, n, 1)
         return Orders(round, client, steps, self._lr(round), self.seed)
 
+    def _update(self, clock: Clock, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Plan:
+        """The plan of an update of asynchronous rounds; it depends on those before, of which the last is kept."""
+        assert view is not None
+        cost, nothing = view.cost(), _Past(algorithm, roster.samples)
+
+        def lengths(wave: int, ids: np.ndarray) -> Lengths:
+            return job_lengths(self.rules, self.seed, wave, ids, self._work(algorithm, roster, wave, ids, cost), cost)
+
+        past = self._memo.get("last", nothing)
+        if past.round >= round or not past.is_of(algorithm, roster):
+            past = nothing
+        for t in range(past.round + 1, round):
+            now = next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment)
+            past = past._replace(round=t, moment=now.after)
+        self._memo["last"] = past
+        now = next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment)
+        jobs, aside = np.sort(now.jobs, order="client"), np.concatenate([now.lost, now.stale])
+        ids, waves, versions = jobs["client"], jobs["wave"], jobs["version"]
+        p, ones = weights.share(algorithm.weights, roster.sizes, ids), np.ones(len(ids))
+        damping = ones if clock.staleness is None else clock.staleness((round - versions).astype(np.float64))
+        each = (self._work(algorithm, roster, *pair, cost).steps for pair in zip(waves, ids[:, None], strict=True))
+        return Plan(
+            round=round,
+            ids=ids,
+            steps=np.concatenate([*each]),
+            w=weights.cohort(algorithm.weights, p, ones, ones) * damping,
+            p=p,
+            inclusion=np.full(len(ids), np.nan),
+            lr=self._lr(round),
+            seed=self.seed,
+            coin=self._coin(round),
+            aside=Aside(
+                0,
+                tuple(now.lost["client"].tolist()),
+                int(aside["gradients"].sum()),
+                tuple(now.stale["client"].tolist()),
+            ),
+            seconds=(now.after.tick - past.moment.tick) / 1e9,
+            wave=waves,
+            version=versions,
+            lrs=np.array([self._lr(int(version)) for version in versions]),
+            damping=damping,
+            in_flight=in_flight(clock, now.after),
+        )
+
+    def _work(self, algorithm: Algorithm, roster: Roster, round: int, ids: np.ndarray, cost: Cost) -> Amount:
+        """Of these clients in a round."""
+        samples = roster.samples[ids]
+        full = self.draws.full_cost(algorithm, samples)
+        each = cost.step_gradients(full)
+        pairs = zip(ids.tolist(), samples.tolist(), each.tolist(), strict=True)
+        return Amount(np.array([self._steps(algorithm, int(round), i, n, g) for i, n, g in pairs], np.int64), full)
+
     def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
         """Who takes part in a round. With late replies, or simulated seconds of x^0 for clients that join, it depends
         on the rounds before, of which the last is kept."""
@@ -119,11 +179,7 @@ class Schedule:
         losses = np.zeros_like if view is None else view.losses
         drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, past.pending)
         cost = Cost(0, 0) if view is None or not needs else view.cost()
-        samples = roster.samples[drawn.ids]
-        full = self.draws.full_cost(algorithm, samples)
-        each = cost.step_gradients(full)
-        pairs = zip(drawn.ids.tolist(), samples.tolist(), each.tolist(), strict=True)
-        steps = np.array([self._steps(algorithm, round, i, n, g) for i, n, g in pairs], np.int64)
+        steps, full = self._work(algorithm, roster, round, drawn.ids, cost)
         talks = True
         if view is not None and self.devices is not None and algorithm.phases.communicates is not None:
             p = weights.share(algorithm.weights, roster.sizes, drawn.ids)
@@ -165,6 +221,7 @@ class _Past(NamedTuple):
     round: int = -1
     pending: tuple[Reply, ...] = ()
     joined: frozenset[int] = frozenset()  # clients that have x^0, for a method that needs it
+    moment: Moment = beginning()  # after the last update of asynchronous rounds
 
     def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
         return self.algorithm is algorithm and self.samples is roster.samples

@@ -35,6 +35,7 @@ from fedconcord.method.contract import (
     Facts,
     Local,
     Oracle,
+    Phases,
     Pull,
     Recommendation,
     Step,
@@ -68,6 +69,7 @@ def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
+        phases=Phases(asynchronous=True),
         facts=Facts(group="averaging", recommendations=(Recommendation({"any": 5}, "local.lr=0.3", "the simplest"),)),
     )
 

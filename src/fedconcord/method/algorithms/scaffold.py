@@ -20,7 +20,19 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
-from fedconcord.method.contract import Algorithm, Caution, Client, Cohort, Constant, Done, Facts, Local, Memory, Needs
+from fedconcord.method.contract import (
+    Algorithm,
+    Caution,
+    Client,
+    Cohort,
+    Constant,
+    Done,
+    Facts,
+    Local,
+    Memory,
+    Needs,
+    Phases,
+)
 from fedconcord.method.contract.identity import definition
 from fedconcord.support.parameters import about
 
@@ -82,6 +94,7 @@ def scaffold(
         contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
+        phases=Phases(asynchronous=True),
         needs=Needs(full_gradient=option == 1, normaliser=option == 2, mean_gradient=option == 2),
         facts=CONTROL._replace(
             remedies=("drift", "dissimilar gradients"),

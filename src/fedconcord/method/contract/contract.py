@@ -74,7 +74,7 @@ class Sender(NamedTuple):
     p: Tensor  # [] weight of this client in the objective
     steps: Tensor  # [] local steps K_i that it was given
     inclusion: Tensor  # [] probability that the client takes part in the round; NaN where nobody knows it
-    lr: float  # local step size eta of this round
+    lr: float | Tensor  # local step size eta that it was given; [] in an asynchronous update
     late: Tensor | None = None  # [] 1 where the reply comes in a later round
 
 
@@ -206,6 +206,7 @@ class Phases(NamedTuple):
     communicates: Callable[[Cohort], bool] | None = None
     unheard: Callable[[Tree, Cohort], Tree] | None = None
     late: bool = False
+    asynchronous: bool = False
 
 
 class Needs(NamedTuple):
@@ -267,6 +268,8 @@ class Algorithm:
             communicates: cohort -> whether messages go either way this round; None: always.
             unheard: (server, cohort) -> the server after a round without replies; None: as it was.
             late: whether late replies are kept for the round they come in.
+            asynchronous: whether replies from earlier models may be summed, damped in sender.w alone: `contribute`
+                weighs the model's part with it, linearly, and what enters a running sum with sender.p.
         needs: what the method reads that costs a message or rules out a setting.
             everyone: it takes all clients in every round.
             inclusion: it reads sender.inclusion, so only samplings with known probabilities will do.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,11 +17,12 @@ from fedconcord.method.contract.trees import Tree, tree_leaves, tree_map, tree_s
 
 
 class Aside(NamedTuple):
-    """What a round costs besides its cohort: clients that were asked for their loss, and those that were lost."""
+    """What a round costs besides its cohort: clients that were asked for their loss, and those that do not count."""
 
     asked: int = 0  # got the model, and sent one number
     lost: tuple[int, ...] = ()  # ids of those that got what the cohort got, and sent nothing
-    gradient_steps: int = 0  # of those that were lost
+    gradient_steps: int = 0  # of those that were lost or stale
+    stale: tuple[int, ...] = ()  # ids of those that got and sent what the cohort did, too late for an update
 
 
 class Plan(NamedTuple):
@@ -41,6 +43,11 @@ class Plan(NamedTuple):
     waited: np.ndarray | None = None  # [S] int64 steps behind a late reply that comes now (`steps` is 0); None: all 0
     aside: Aside = Aside()  # who else was asked or lost
     seconds: float = 0.0  # simulated length of the round
+    wave: np.ndarray | None = None  # [S] int64, of an update: the round of each client's draws; None: all `round`
+    version: np.ndarray | None = None  # [S] int64, of an update: the model that each began from; None: all the newest
+    lrs: np.ndarray | None = None  # [S] float64 local step size of each; None: all `lr`
+    damping: np.ndarray | None = None  # [S] float64 factor in w; None: all 1
+    in_flight: tuple[int, ...] = ()  # versions that the replies of later updates began from
 
     @property
     def answers(self) -> np.ndarray:
@@ -74,10 +81,10 @@ class Orders(NamedTuple):
 def orders_of(plan: Plan, position: int, algorithm: Algorithm) -> Orders:
     """The orders of the client at this position of the plan."""
     return Orders(
-        round=plan.round,
+        round=plan.round if plan.wave is None else int(plan.wave[position]),
         id=int(plan.ids[position]),
         steps=int(plan.steps[position]),
-        lr=plan.lr,
+        lr=plan.lr if plan.lrs is None else float(plan.lrs[position]),
         seed=plan.seed,
         p=float(plan.p[position]) if algorithm.needs.weight else float("nan"),
         late=plan.late is not None and bool(plan.late[position]),
@@ -135,6 +142,11 @@ class Phase(NamedTuple):
     down: Tree  # what a client then has of the server: the broadcast, with the total of a prelude in it
     contribute: Callable[[Tree, Sender, Cohort], Tree]  # (reply, sender, cohort) -> what is summed
     combine: Callable[[Tree, Sender, Cohort], Tree] | None = None  # in place of the sum; see `Algorithm.combine`
+    begun: Mapping[int, Tree] = MappingProxyType({})  # `down` of each version that the plan names
+
+    def down_of(self, plan: Plan, position: int) -> Tree:
+        """What the client at this position of the plan has of the server."""
+        return self.down if plan.version is None else self.begun[int(plan.version[position])]
 
 
 class Gathered(NamedTuple):
@@ -208,7 +220,7 @@ def senders_of(space: Space, plan: Plan, select: np.ndarray) -> Sender:
         p=column(plan.p),
         steps=column(behind(plan)),
         inclusion=column(plan.inclusion),
-        lr=plan.lr,
+        lr=plan.lr if plan.lrs is None else column(plan.lrs),
         late=None if plan.late is None else column(plan.late),
     )
 

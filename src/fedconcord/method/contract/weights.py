@@ -98,6 +98,7 @@ def redrawn(plan: Plan, here: np.ndarray, kind: Weights) -> Plan:
     expected = cut.inclusion if cut.expected is None else cut.expected
     if comes.any():
         w[comes] = cohort(kind, cut.p[comes], times[comes], expected[comes])
+    w = w if cut.damping is None else w * cut.damping
     return cut._replace(w=w)
 
 

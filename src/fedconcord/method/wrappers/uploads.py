@@ -208,7 +208,8 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return None
 
     lifted = lift(algorithm, row=around) if feedback else algorithm
-    return replace(lifted, finish=finish, contribute=contribute, refuse=refuse)
+    phases = lifted.phases._replace(asynchronous=False)  # a compressor may remember what it left out
+    return replace(lifted, finish=finish, contribute=contribute, refuse=refuse, phases=phases)
 
 
 def _is_vector(leaf: Any, d: int) -> bool:

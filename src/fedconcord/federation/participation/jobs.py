@@ -1,0 +1,61 @@
+"""Jobs of asynchronous rounds: how long they last by the rules of participation, and what cannot be had with them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.federation.participation import clock, dropout, events
+from fedconcord.federation.participation.clock import Cost
+from fedconcord.federation.participation.events import Clock, Lengths
+from fedconcord.federation.participation.participation import Rules
+from fedconcord.federation.participation.sampling import uniform
+from fedconcord.method.contract import Algorithm
+
+
+class Amount(NamedTuple):
+    """The work of some clients."""
+
+    steps: np.ndarray  # [F] int64 local steps
+    full: np.ndarray  # [F] mini-batches in a full gradient
+
+
+def job_lengths(rules: Rules, seed: int, wave: int, ids: np.ndarray, work: Amount, cost: Cost) -> Lengths:
+    """Of the jobs of a dispatch, ids [F]: the server hears of a lost one when it is."""
+    assert rules.devices is not None
+    gradients = cost.gradients(work.steps, work.full)
+    took = clock.times([rules.devices(seed, wave, int(i)) for i in ids], cost, gradients)
+    lost, share = np.zeros(len(ids), bool), np.ones(len(ids))
+    if rules.dropout is not None:
+        lost, at, _ = dropout.draw(rules.dropout, seed, wave, ids)
+        share = np.where(lost, at, share)
+    seconds = np.where(lost, took.down + share * took.compute, took.total)
+    return Lengths(seconds, lost, (share * gradients).astype(np.int64))
+
+
+def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, buffer: int) -> str | None:
+    """Why a method's rounds cannot be asynchronous under these rules, with so many replies an update; None if they
+    can."""
+    name, phases = algorithm.identity.method or "the method", algorithm.phases
+    if rules.devices is None:
+        return "asynchronous rounds (clock) need the times of clients; set devices, for example lognormal(0.5)"
+    if rules.availability is not None:
+        return "asynchronous rounds (clock) take everybody as available; leave availability out, or clock"
+    if rules.deadline is not None or rules.late == "keep":
+        return "a deadline is of rounds that wait for replies; leave deadline and late out, or clock"
+    if rules.sampler.identity != uniform().identity:
+        return "asynchronous rounds (clock) give free places to idle clients at random; use sampling uniform"
+    if algorithm.facts.protection is not None:
+        return "differential privacy has no account of asynchronous rounds; leave privacy out, or clock"
+    if algorithm.weights == "unbiased" or algorithm.needs.inclusion:
+        return (
+            f"how often clients reply in asynchronous rounds is not known, and {name} weighs by it; use other weights"
+        )
+    if not phases.asynchronous or phases.combine is not None:
+        return (
+            f"{name} with these settings is not known to be right where replies come from earlier models; leave clock "
+            "out, or use a method such as fedavg, fedprox or scaffold without upload, aggregate, server, hostile and "
+            "local.optimiser"
+        )
+    return events.refusal(timed, buffer, n)

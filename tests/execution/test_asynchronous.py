@@ -1,0 +1,321 @@
+"""Asynchronous rounds against their equations: updates of replies that began from earlier models, in float64."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
+from fedconcord.execution.job import Job, State, advance, plan_of, start
+from fedconcord.execution.job.checkpoint import load, save
+from fedconcord.execution.job.refusals import reasons
+from fedconcord.federation.objectives import Quadratic, quadratics
+from fedconcord.federation.participation import availability, sampling
+from fedconcord.federation.participation.clock import Device, lognormal
+from fedconcord.federation.participation.dropout import fixed as losing
+from fedconcord.federation.participation.events import Clock, Staleness, asynchronous, hinge, poly
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import fixed, uniform
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.algorithms.fedavg import fedavg
+from fedconcord.method.algorithms.scaffold import scaffold
+from fedconcord.method.contract import Plan, tree_leaves, weights
+from fedconcord.method.wrappers.robust import median, with_aggregate
+from fedconcord.method.wrappers.uploads import topk, with_uploads
+
+CPU = torch.device("cpu")
+ENGINES: dict[str, Engine] = {"serial": Serial(), "stacked": Stacked(3)}
+
+
+def problem(n: int = 8) -> Quadratic:
+    found = quadratics(3, n, torch.float64, CPU, dim=3, blocks=2, condition=3.0)
+    found.sizes[:] = 1.0
+    found._optimum = found.optimum(np.full(n, 1 / n))
+    return found
+
+
+def unequal(seed: int, wave: int, client: int) -> Device:
+    """Jobs of 1 to 11 seconds a step, times 0.6 to 1.4 from dispatch to dispatch."""
+    jitter = np.random.default_rng((wave, client)).uniform(0.6, 1.4)
+    return Device(1.4**client * jitter, np.inf, np.inf, 0.0)
+
+
+def job(clock: Clock | None, engine: str = "serial", cohort: int = 3, lr: float = 0.1, **changes: object) -> Job:
+    settings = {"work": uniform(2, 6), "unit": "steps", "devices": unequal, **changes}
+    schedule = Schedule(seed=1, cohort=cohort, lr=lr, clock=clock, **settings)  # type: ignore[arg-type]
+    return Job(problem(), fedavg(), schedule, engine=ENGINES[engine])
+
+
+def after(some: Job, rounds: int, state: State | None = None) -> State:
+    state = start(some) if state is None else state
+    while state.round < rounds:
+        state = advance(some, state)
+    return state
+
+
+# -- the synchronous run is a special case ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("refill", ["reply", "update"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_equal_times_with_the_cohort_at_work_are_the_rounds_that_wait(engine: str, refill: str, method: str) -> None:
+    """Bit for bit: models, rows, bytes, gradients; simulated seconds to rounding, as the clock counts nanoseconds."""
+
+    def equal(seed: int, wave: int, client: int) -> Device:
+        return Device(0.25, 1e3, 1e3, 0.0)
+
+    clock = Clock(4, refill, poly(0.5), max_staleness=0)  # type: ignore[arg-type]
+    runs = []
+    for some in (clock, None):
+        one = job(some, engine, 4, devices=equal, work=fixed(3), lr_decay=0.97)
+        runs.append(after(replace(one, algorithm=METHODS[method]()), 12))
+    ours, theirs = runs
+    assert torch.equal(ours.server.x, theirs.server.x)
+    everyone = np.arange(8)
+    rows = [tree_leaves(state.store.gather(everyone)) for state in runs]
+    assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[1])
+    assert ours[3:6] == theirs[3:6]
+    assert ours.simulated_seconds == pytest.approx(theirs.simulated_seconds, rel=1e-9)
+    assert ours.versions == {}
+
+
+# -- the equations, written once more --------------------------------------------------------------------------------
+
+
+def response(one: Job, i: int, steps: int, z: np.ndarray, lr: float) -> np.ndarray:
+    """Client i's move from z by full gradient steps."""
+    assert isinstance(one.problem, Quadratic)
+    H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()
+    y = z.copy()
+    for _ in range(steps):
+        y = y - lr * (H @ y - b)
+    return y - z
+
+
+def transcribed(one: Job, plans: list[Plan], factor: Callable[[int], float]) -> list[np.ndarray]:
+    """FedBuff from its box, with the trace of the clock: x <- x + 1/K sum_B s(tau) D, D from the model of a job's
+    start."""
+    x = [one.problem.init(1).numpy()]
+    for t, plan in enumerate(plans):
+        moves = [
+            factor(t - v) * response(one, i, k, x[v], lr)
+            for i, v, k, lr in zip(plan.ids, plan.version, plan.steps, plan.lrs, strict=True)  # type: ignore[arg-type]
+        ]
+        x.append(x[-1] + sum(moves) / len(plan.ids))
+    return x
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize(
+    ("staleness", "factor"),
+    [
+        (None, lambda tau: 1.0),
+        (poly(0.5), lambda tau: 1 / np.sqrt(1 + tau)),
+        (hinge(10, 1), lambda tau: 1.0 if tau <= 1 else 1 / (10 * (tau - 1) + 1)),
+    ],
+)
+def test_fedavg_by_the_clock_is_fedbuff(
+    engine: str, staleness: Staleness | None, factor: Callable[[int], float]
+) -> None:
+    one = job(Clock(6, staleness=staleness), engine, lr_decay=0.99, dropout=losing(0.2))
+    state, plans, x = start(one), [], [start(one).server.x.numpy()]
+    for _ in range(60):
+        plans.append(plan_of(one, state))
+        state = advance(one, state)
+        x.append(state.server.x.numpy())
+    tau = np.concatenate([plan.round - plan.version for plan in plans])  # type: ignore[operator]
+    assert {0, 1, 2} <= set(tau.tolist())
+    assert max(tau) >= 4
+    wanted = transcribed(one, plans, factor)
+    assert np.abs(np.array(wanted) - np.array(x)).max() < 1e-12
+
+
+# -- where methods stop ------------------------------------------------------------------------------------------------
+
+
+def periodic(seed: int, wave: int, client: int) -> Device:
+    """One job every 2, 4 and 4 seconds, which end at different moments for ever: 5 steps each."""
+    first = (0.0, 1.0, 0.5)[client] if wave == 0 else 0.0
+    return Device(((2.0, 4.0, 4.0)[client] + first) / 5, np.inf, np.inf, 0.0)
+
+
+def cycle(one: Job, plans: list[Plan], factor: Callable[[int], float], rate: float) -> np.ndarray:
+    """The limit cycle [P, d] of one client an update, whose trace repeats with these plans: a linear system."""
+    assert isinstance(one.problem, Quadratic)
+    d, length = 3, len(plans)
+    system, right = np.zeros((length * d, length * d)), np.zeros(length * d)
+    for t, plan in enumerate(plans):  # x_{t+1} = x_t + rate s(tau) (A (x_v) + a), where D = A z + a
+        (i,), (k,) = plan.ids, plan.steps
+        tau = plan.round - int(plan.version[0])  # type: ignore[index]
+        a = response(one, i, k, np.zeros(d), plan.lr)
+        A = np.stack([response(one, i, k, unit, plan.lr) - a for unit in np.eye(d)], 1)
+        rows = slice((t + 1) % length * d, (t + 1) % length * d + d)
+        now, then = slice(t * d, t * d + d), slice((t - tau) % length * d, (t - tau) % length * d + d)
+        system[rows, rows] += np.eye(d)
+        system[rows, now] -= np.eye(d)
+        system[rows, then] -= rate * factor(tau) * A
+        right[rows] += rate * factor(tau) * a
+    return np.asarray(np.linalg.solve(system, right)).reshape(length, d)
+
+
+def weighted(one: Job, q: np.ndarray) -> np.ndarray:
+    """P(q): where sum_i q_i M_i (x - b_i) = 0."""
+    a = [response(one, i, 5, np.zeros(3), 0.1) for i in range(3)]
+    A = [np.stack([response(one, i, 5, unit, 0.1) - a[i] for unit in np.eye(3)], 1) for i in range(3)]
+    return np.asarray(
+        np.linalg.solve(-sum(q * A for q, A in zip(q, A, strict=True)), sum(q * a for q, a in zip(q, a, strict=True)))
+    )
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_fedbuff_stops_at_the_wrong_point_that_is_known(engine: str) -> None:
+    """In the limit cycle to 1e-9; whose mean is, to the first order in the server's step, the point that weighs
+    clients by how often they reply and how stale they are, and not FedAvg's."""
+    off = []
+    for rate in (0.5, 0.25):
+        base = job(Clock(3, staleness=poly(0.5)), engine, 1, devices=periodic, work=fixed(5))
+        one = replace(base, problem=problem(3), algorithm=fedavg(server_lr=rate))
+        state = after(one, 400)
+        plans = []
+        for _ in range(4):
+            plans.append(plan_of(one, state._replace(round=state.round + len(plans))))
+        assert sorted(int(plan.ids[0]) for plan in plans) == [0, 0, 1, 2]
+        wanted = cycle(one, plans, lambda tau: (1 + tau) ** -0.5, rate)
+        for x in wanted:
+            assert np.abs(x - state.server.x.numpy()).max() < 1e-9
+            state = advance(one, state)
+        taus = {0: [], 1: [], 2: []}  # type: dict[int, list[int]]
+        for plan in plans:
+            taus[int(plan.ids[0])].append(plan.round - int(plan.version[0]))  # type: ignore[index]
+        q = np.array([sum((1 + tau) ** -0.5 for tau in taus[i]) for i in range(3)])
+        off.append(np.abs(wanted.mean(0) - weighted(one, q)).max())
+        assert np.abs(wanted.mean(0) - weighted(one, np.ones(3))).max() > 5 * off[-1]
+    assert off[1] < 0.7 * off[0]
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_scaffold_reaches_the_optimum_without_rounds(engine: str) -> None:
+    """Unequal times, work and data, replies that are lost, damped or refused: what enters c is never damped."""
+    clock = Clock(5, staleness=poly(0.5), max_staleness=6)
+    one = replace(job(clock, engine, 2, lr=0.05, dropout=losing(0.1)), algorithm=scaffold())
+    state = after(one, 40)
+    assert isinstance(one.problem, Quadratic)
+    rows = state.store.gather(np.arange(8)).c
+    assert (rows.mean(0) - state.server.c).abs().max() < 1e-13
+    state = after(one, 1500, state)
+    assert (state.server.x - one.problem._optimum).norm() < 1e-8
+    wrong = after(replace(one, algorithm=fedavg()), 400)
+    assert (wrong.server.x - one.problem._optimum).norm() > 1e-3
+
+
+# -- engines, moments, memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox"])
+def test_serial_is_stacked(method: str) -> None:
+    states = []
+    for engine in ENGINES:
+        one = job(Clock(7, staleness=poly(0.5), max_staleness=4), engine, 4, dropout=losing(0.2))
+        states.append(after(replace(one, algorithm=METHODS[method]()), 40))
+    a, b = states
+    assert (a.server.x - b.server.x).abs().max() < 1e-12
+    assert a[3:7] == b[3:7]
+    assert set(a.versions) == set(b.versions) != set()
+
+
+def test_what_is_saved_at_any_update_goes_on_to_the_same_bytes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """By a schedule that knows nothing of the updates before, while jobs are in flight."""
+    clock = Clock(6, staleness=poly(0.5), max_staleness=5)
+
+    def fresh() -> Job:
+        return replace(job(clock, "stacked", 2, dropout=losing(0.2)), algorithm=scaffold())
+
+    whole = fresh()
+    save(whole, after(whole, 30), tmp_path / "whole")
+    for cut in (1, 7, 12, 29):
+        first, second = fresh(), fresh()
+        state = after(first, cut)
+        assert state.versions
+        save(first, state, tmp_path / "cut")
+        save(second, after(second, 30, load(second, tmp_path / "cut")), tmp_path / "end")
+        assert (tmp_path / "end").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(("concurrency", "limit"), [(8, None), (8, 3), (3, None), (5, 0)])
+def test_versions_that_are_kept_are_those_in_flight_and_few(concurrency: int, limit: int | None) -> None:
+    """At most C - 1, and at most max_staleness; and both are reached."""
+    one, state, most = job(Clock(concurrency, max_staleness=limit), cohort=1), None, 0
+    state = start(one)
+    for _ in range(80):
+        state = advance(one, state)
+        most = max(most, len(state.versions))
+        assert all(0 <= version < state.round for version in state.versions)
+        assert limit is None or all(state.round - version <= limit for version in state.versions)
+    bound = concurrency - 1 if limit is None else min(concurrency - 1, limit)
+    assert most == bound
+
+
+def test_replies_that_are_lost_or_too_old_cost_what_they_cost() -> None:
+    one = job(Clock(6, max_staleness=2), cohort=2, dropout=losing(0.3), work=fixed(4))
+    state, lost, stale = start(one), 0, 0
+    for _ in range(50):
+        plan = plan_of(one, state)
+        assert (plan.round - plan.version <= 2).all()  # type: ignore[operator]
+        lost, stale = lost + len(plan.aside.lost), stale + len(plan.aside.stale)
+        state = advance(one, state)
+    assert min(lost, stale) > 5
+    assert state.bytes_up == (100 + stale) * 3 * 8
+    assert state.bytes_down == (100 + stale + lost) * 3 * 8
+    assert 4 * (100 + stale) < state.gradient_steps < 4 * (100 + stale + lost)
+
+
+def test_a_reply_that_is_left_out_leaves_the_others_damped() -> None:
+    one = job(Clock(6, staleness=poly(0.5)))
+    plan = plan_of(one, after(one, 9))
+    assert plan.damping is not None
+    rest = weights.without(plan, np.array([True, False, False]), "uniform", False)
+    assert rest.w == pytest.approx(plan.damping[1:] / 2, abs=1e-15)
+    assert len(set(rest.w)) == 2
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda one: planned(one, devices=None), "set devices"),
+        (lambda one: planned(one, availability=availability.coins()), "leave availability out"),
+        (lambda one: planned(one, deadline=3.0), "leave deadline"),
+        (lambda one: planned(one, sampler=sampling.by_size()), "use sampling uniform"),
+        (lambda one: planned(one, clock=asynchronous(9)), "concurrency of 9"),
+        (lambda one: replace(one, algorithm=fedavg(weights="unbiased")), "weighs by it"),
+        (lambda one: replace(one, algorithm=METHODS["afedpd"]()), "afedpd with these settings"),
+        (lambda one: replace(one, algorithm=METHODS["fedpaq"]()), "fedpaq with these settings"),
+        (lambda one: replace(one, algorithm=with_uploads(fedavg(), topk(0.5))), "fedavg with these settings"),
+        (lambda one: replace(one, algorithm=with_aggregate(fedavg(), median())), "fedavg with these settings"),
+        (lambda one: replace(one, engine=Wire()), "engine stacked or serial"),
+    ],
+)
+def test_what_is_not_known_to_be_right_is_refused(change: Callable[[Job], Job], sentence: str) -> None:
+    one = job(asynchronous(6))
+    assert [*reasons(one)] == []
+    assert any(sentence in reason for reason in reasons(change(one)))
+
+
+def planned(one: Job, **changes: object) -> Job:
+    assert isinstance(one.schedule, Schedule)
+    return replace(one, schedule=replace(one.schedule, **changes))  # type: ignore[arg-type]
+
+
+def test_devices_of_the_package_drive_the_clock() -> None:
+    one = job(asynchronous(5, "none", 8), devices=lognormal(1.0, jitter=0.2), dropout=losing(0.1))
+    state = after(one, 20)
+    assert (
+        0
+        < state.simulated_seconds
+        < after(replace(one, schedule=replace(one.schedule, clock=None)), 20).simulated_seconds
+    )  # type: ignore[type-var]
