@@ -165,6 +165,10 @@ def why_other(subject: Subject) -> str:
 def _job(config: Config) -> Job:
     if config.local.private is not None:
         raise UserError("a diagnosis knows one model for all, and local.private keeps parts of it; leave it out")
+    if config.clock is not None:
+        raise UserError(
+            "a diagnosis knows rounds that wait for replies, and clock makes them asynchronous; leave it out"
+        )
     if config.engine.name not in ENGINES:
         raise UserError(
             f"a diagnosis asks all clients in one process, and engine.name is {config.engine.name}; diagnose the same "

@@ -62,7 +62,7 @@ def after(some: Job, rounds: int, state: State | None = None) -> State:
 @pytest.mark.parametrize("refill", ["reply", "update"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_equal_times_with_the_cohort_at_work_are_the_rounds_that_wait(engine: str, refill: str, method: str) -> None:
-    """Bit for bit: models, rows, bytes, gradients; simulated seconds to rounding, as the clock counts nanoseconds."""
+    """Bit for bit: models, rows, bytes, gradients; simulated seconds to the nanosecond a round that is rounded up."""
 
     def equal(seed: int, wave: int, client: int) -> Device:
         return Device(0.25, 1e3, 1e3, 0.0)
@@ -78,7 +78,7 @@ def test_equal_times_with_the_cohort_at_work_are_the_rounds_that_wait(engine: st
     rows = [tree_leaves(state.store.gather(everyone)) for state in runs]
     assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[1])
     assert ours[3:6] == theirs[3:6]
-    assert ours.simulated_seconds == pytest.approx(theirs.simulated_seconds, rel=1e-9)
+    assert ours.simulated_seconds == pytest.approx(theirs.simulated_seconds, abs=1.3e-8)
     assert ours.versions == {}
 
 
@@ -175,10 +175,10 @@ def test_fedbuff_stops_at_the_wrong_point_that_is_known(engine: str) -> None:
     """In the limit cycle to 1e-9; whose mean is, to the first order in the server's step, the point that weighs
     clients by how often they reply and how stale they are, and not FedAvg's."""
     off = []
-    for rate in (0.5, 0.25):
+    for rate in (0.8, 0.4):
         base = job(Clock(3, staleness=poly(0.5)), engine, 1, devices=periodic, work=fixed(5))
         one = replace(base, problem=problem(3), algorithm=fedavg(server_lr=rate))
-        state = after(one, 400)
+        state = after(one, int(240 / rate))
         plans = []
         for _ in range(4):
             plans.append(plan_of(one, state._replace(round=state.round + len(plans))))
@@ -199,15 +199,15 @@ def test_fedbuff_stops_at_the_wrong_point_that_is_known(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
 def test_scaffold_reaches_the_optimum_without_rounds(engine: str) -> None:
     """Unequal times, work and data, replies that are lost, damped or refused: what enters c is never damped."""
-    clock = Clock(5, staleness=poly(0.5), max_staleness=6)
-    one = replace(job(clock, engine, 2, lr=0.05, dropout=losing(0.1)), algorithm=scaffold())
+    clock = Clock(6, staleness=poly(0.5), max_staleness=3)
+    one = replace(job(clock, engine, 4, lr=0.2, dropout=losing(0.1)), algorithm=scaffold())
     state = after(one, 40)
     assert isinstance(one.problem, Quadratic)
     rows = state.store.gather(np.arange(8)).c
     assert (rows.mean(0) - state.server.c).abs().max() < 1e-13
-    state = after(one, 1500, state)
+    state = after(one, 200, state)
     assert (state.server.x - one.problem._optimum).norm() < 1e-8
-    wrong = after(replace(one, algorithm=fedavg()), 400)
+    wrong = after(replace(one, algorithm=fedavg()), 60)
     assert (wrong.server.x - one.problem._optimum).norm() > 1e-3
 
 

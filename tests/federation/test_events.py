@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fedconcord.federation.participation import events as events_of_the_clock
 from fedconcord.federation.participation.events import (
     JOB,
     Clock,
@@ -16,11 +17,15 @@ from fedconcord.federation.participation.events import (
     Moment,
     beginning,
     hinge,
+    in_flight,
     next_event,
+    next_update,
     poly,
     refusal,
 )
 from fedconcord.method.contract import rng
+from fedconcord.support.errors import UserError
+from tiers import tiers
 
 SEED = 3
 
@@ -55,7 +60,7 @@ def elementary(times: np.ndarray, k: int) -> float:
     return sum(float(np.prod(some)) for some in itertools.combinations(times, k))
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 6])
+@pytest.mark.parametrize("concurrency", tiers([1, 3, 6], quick=[3]))
 def test_a_client_replies_as_often_as_the_symmetric_polynomial_of_the_others_times(concurrency: int) -> None:
     """Within four standard errors, of the means of 40 stretches, for each of six clients."""
     means = np.array([1.0, 1.7, 2.9, 4.3, 7.1, 10.9])
@@ -72,7 +77,10 @@ def test_a_client_replies_as_often_as_the_symmetric_polynomial_of_the_others_tim
             assert (np.abs(shares.mean(0) - wrong / wrong.sum()) > 4 * error).any()
 
 
-@pytest.mark.parametrize(("concurrency", "buffer", "refill"), [(4, 1, "reply"), (7, 4, "reply"), (8, 4, "update")])
+@pytest.mark.parametrize(
+    ("concurrency", "buffer", "refill"),
+    tiers([(4, 1, "reply"), (7, 4, "reply"), (8, 4, "update")], quick=[(4, 1, "reply")]),
+)
 def test_the_mean_staleness_knows_no_speed(concurrency: int, buffer: int, refill: str) -> None:
     means = np.geomspace(1, 11, 12)
     found = run(Clock(concurrency, refill), buffer, lengths_of(means, 0.2), 12, 24_000)  # type: ignore[arg-type]
@@ -168,6 +176,43 @@ def test_a_million_clients_take_no_more_memory_than_ten_thousand() -> None:
         tracemalloc.stop()
         assert now.version > 50
     assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_reply_that_is_too_old_frees_its_client_and_does_not_count() -> None:
+    """With one fast client of three and no staleness allowed, the others never count; without a limit they do."""
+    lengths = lengths_of(np.array([1.0, 3.6, 7.7]))
+    found = run(Clock(3, max_staleness=0), 1, lengths, 3, 400)
+    counted = Counter(int(i) for _, event in found if event.kind == "update" for i in event.jobs["client"])
+    stale = Counter(int(i) for _, event in found if event.kind == "stale" for i in event.jobs["client"])
+    assert set(counted) == {0}
+    assert set(stale) == {1, 2}
+    for before, (now, event) in zip([now for now, _ in found], found[1:], strict=False):
+        if event.kind == "stale":
+            assert now.version - event.jobs["version"][0] > 0
+            assert len(now.busy) == len(before.busy) - 1
+            assert len(now.buffer) == len(before.buffer)
+    every = run(Clock(3), 1, lengths, 3, 400)
+    assert {int(i) for _, event in every if event.kind == "update" for i in event.jobs["client"]} == {0, 1, 2}
+
+
+def test_an_update_has_with_it_what_ended_in_vain() -> None:
+    clock, lengths, now = Clock(6, max_staleness=2), lengths_of(np.geomspace(1, 9, 9), 0.3, 0.2), beginning()
+    events = [event for _, event in run(clock, 2, lengths, 9, 600)]
+    ends = [k for k, event in enumerate(events) if event.kind == "update"]
+    for first, last in zip([0, *ends], ends, strict=False):
+        update = next_update(clock, 2, 9, SEED, lengths, now)
+        now = update.after
+        for kind, jobs in (("loss", update.lost), ("stale", update.stale)):
+            wanted = [int(i) for event in events[first:last] if event.kind == kind for i in event.jobs["client"]]
+            assert jobs["client"].tolist() == wanted
+        assert (update.jobs == events[last].jobs).all()
+        assert in_flight(clock, now) == tuple(sorted({int(v) for v in now.flights["version"] if now.version - v <= 2}))
+
+
+def test_an_update_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_of_the_clock, "MANY", 200)
+    with pytest.raises(UserError, match="200 jobs in a row were lost, with 0 of the 2 replies"):
+        next_update(Clock(4), 2, 5, SEED, lengths_of(np.ones(5), lost=1.0), beginning())
 
 
 def test_factors_of_staleness() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedconcord.execution.engines import Serial, run_round
 from fedconcord.execution.job import Job, advance, plan_of, start
+from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import (
     Ascent,
     Client,
@@ -77,6 +78,8 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
             "an audit reads a reply in the round that it is computed in, and this job keeps late ones for others; "
             "audit it with late discard"
         )
+    if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
+        raise UserError("an audit reads a reply in the round that it began in; audit the job without clock")
     state = start(job)
     for _ in range(round - 1):
         state = advance(job, state)

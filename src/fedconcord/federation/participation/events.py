@@ -221,7 +221,7 @@ def hinge(a: Annotated[Positive, about("how fast it falls")] = 10.0, b: Late = 4
 @definition()
 def none() -> Staleness:
     """1, however stale."""
-    return np.ones_like
+    return lambda tau: np.ones_like(tau)
 
 
 STALENESS: dict[str, Callable[..., Staleness]] = by_name(poly, hinge, none)

@@ -31,6 +31,7 @@ TOPICS = (
         "availability",
         "dropout",
         "devices",
+        "clocks",
         "oracles",
         "optimisers",
         "terms",

@@ -113,6 +113,7 @@ def build(config: Config) -> Job:
             devices=None if config.devices is None else part("devices", config.devices),
             deadline=config.deadline,
             late=config.late,
+            clock=None if config.clock is None else part("clock", config.clock),
         ),
         solver=Solver(  # what is no thing of a registry has one name in both
             **{name: value for name, value in local if name in Solver._fields and name != "oracle"},

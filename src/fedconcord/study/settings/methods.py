@@ -246,7 +246,7 @@ def check_baselines(baselines: Sequence[str], methods: Sequence[str], config: Co
 
 def settings_for(config: Config, name: str) -> Config:
     """The job's settings as a baseline takes them: nobody sends, is hostile, late or lost, no rounds are
-    saved, and the loss has no term.
+    saved or asynchronous, and the loss has no term.
 
     Clients' own models cost a pass each over the test set: they are judged at the start and the end.
     """
@@ -256,7 +256,7 @@ def settings_for(config: Config, name: str) -> Config:
     if name == "local":
         measured |= {"every": config.rounds, "clients_every": None}
     update: dict[str, object] = {"eval": config.eval.model_copy(update=measured), "late": "discard", "algorithm": {}}
-    update |= dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline", "label"))
+    update |= dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline", "clock", "label"))
     update |= {"wire": WireSettings(), "privacy": PrivacySettings()}
     update["local"] = config.local.model_copy(update={"term": None})
     if config.engine.name == "wire":

@@ -25,6 +25,7 @@ from fedconcord.federation.objectives.two_block import clustering
 from fedconcord.federation.participation.availability import AVAILABILITY
 from fedconcord.federation.participation.clock import DEVICES
 from fedconcord.federation.participation.dropout import DROPOUT
+from fedconcord.federation.participation.events import CLOCKS
 from fedconcord.federation.participation.sampling import samplers
 from fedconcord.federation.participation.work import WHAT, WORK, Work, rates
 from fedconcord.federation.partitions import partitions
@@ -63,6 +64,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "availability": Registry("availability", AVAILABILITY, "availability"),
     "dropout": Registry("dropout", DROPOUT, "dropout"),
     "devices": Registry("model of devices", DEVICES, "devices"),
+    "clock": Registry("clock", CLOCKS, "clocks"),
     "server": Registry("server optimiser", OPTIMIZERS, "server"),
     "upload": Registry("compressor", COMPRESSORS, "upload"),
     "aggregate": Registry("aggregation rule", {**AGGREGATES, **FACTORS}, "aggregate"),

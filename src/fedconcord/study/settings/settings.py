@@ -355,13 +355,13 @@ class Config(BaseModel):
     dropout: float | str | None = key(None, "a number such as 0.1 or a rule such as by_client(0,0.2)")
     """probability that a client drops out in the middle of a round; if none, no client does"""
     devices: str | None = key(None, "a model of devices such as lognormal(0.5)")
-    """how fast the clients' devices and links are, which simulates the time of rounds; if none, time is not
-    simulated"""
+    """how fast the clients' devices and links are, which simulates the time of rounds; if none, there is no time"""
     deadline: Positive | None = None
     """longest duration of a round in simulated seconds; if none, a round waits for every reply"""
     late: Literal["discard", "keep"] = "discard"
-    """what happens to replies after the deadline: discard drops them, keep counts them in the round in which they
-    arrive"""
+    """what happens to replies after the deadline: discard drops them, keep counts them in the round of arrival"""
+    clock: str | None = key(None, "a clock such as asynchronous(20)")
+    """when the model moves: asynchronously, by every cohort of replies that is there; if none, rounds wait for all"""
     server: str | None = key(None, "a server optimiser such as momentum(0.9)", stage="job")
     """the optimiser that the server applies to the step of the method; if none, the step is taken as it is"""
     upload: str | None = key(None, "a compressor such as quantise(8) or topk(0.1)", stage="job")
