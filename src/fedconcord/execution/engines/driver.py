@@ -94,8 +94,8 @@ def decide(
         message = () if total is None else total
         down = down if total is None else algorithm.phases.prelude.absorb(down, total)
     combine = None if algorithm.phases.combine is None else partial(algorithm.phases.combine, server)
-    begun = {**versions, plan.round: down}
-    plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine, begun), plan)
+    downs = {**versions, plan.round: down}
+    plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine, downs), plan)
     link.keep(plan)
     cohort, refused = cohort_of(space, plan), tuple(sorted((*refused, *more)))
     if total is None:

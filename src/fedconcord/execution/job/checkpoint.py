@@ -40,8 +40,8 @@ def save(job: Job, state: State, path: str | Path) -> None:
 def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor]) -> str:
     tensors_by_name = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
     tensors_by_name |= {f"rows.{name}": leaf for name, leaf in rows.items()}
-    for version, sent in state.versions.items():
-        tensors_by_name |= {f"versions.{version}.{name}": leaf for name, leaf in tree_leaves(sent).items()}
+    for version, down in state.versions.items():
+        tensors_by_name |= {f"versions.{version}.{name}": leaf for name, leaf in tree_leaves(down).items()}
     counters = {
         "format": FORMAT,
         "round": state.round,
@@ -94,8 +94,8 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
         mine = torch.as_tensor(team.owns(rows["ids"].numpy()))
         rows = {name: leaf[mine] for name, leaf in rows.items()}
     fresh.store.restore({name: _to(leaf, job) for name, leaf in rows.items()})
-    sent = job.algorithm.broadcast(fresh.server)
-    versions = {k: _read(path, stored, f"versions.{k}", sent) for k in counters.get("versions", ())}
+    down = job.algorithm.broadcast(fresh.server)
+    versions = {k: _read(path, stored, f"versions.{k}", down) for k in counters.get("versions", ())}
     return State(
         round=counters["round"],
         server=server,

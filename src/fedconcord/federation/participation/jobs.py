@@ -52,7 +52,8 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
         return (
             f"how often clients reply in asynchronous rounds is not known, and {name} weighs by it; use other weights"
         )
-    if not phases.asynchronous or phases.combine is not None:
+    needs_rounds = phases.prelude or phases.combine or phases.settle or phases.communicates or phases.late
+    if not phases.asynchronous or needs_rounds or algorithm.needs.x0 or algorithm.needs.everyone:
         return (
             f"{name} with these settings is not known to be right where replies come from earlier models; leave clock "
             "out, or use a method such as fedavg, fedprox or scaffold without upload, aggregate, server, hostile and "

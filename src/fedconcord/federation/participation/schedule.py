@@ -22,6 +22,8 @@ from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_st
 from fedconcord.method.contract import Algorithm, Aside, Cohort, Orders, Plan, Roster, rng, weights
 from fedconcord.support.errors import UserError
 
+BLIND = "this schedule must know the run to plan a round; use fedconcord.execution.job.plan_of"
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -105,7 +107,8 @@ class Schedule:
 
     def _update(self, clock: Clock, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Plan:
         """The plan of an update of asynchronous rounds; it depends on those before, of which the last is kept."""
-        assert view is not None
+        if view is None:
+            raise UserError(BLIND)
         cost, nothing = view.cost(), _Past(algorithm, roster.samples)
 
         def lengths(wave: int, ids: np.ndarray) -> Lengths:
@@ -175,7 +178,7 @@ class Schedule:
     def _next(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None, past: _Past) -> Turnout:
         needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
         if view is None and needs:
-            raise UserError("this schedule must know the run to plan a round; use fedconcord.execution.job.plan_of")
+            raise UserError(BLIND)
         losses = np.zeros_like if view is None else view.losses
         drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, past.pending)
         cost = Cost(0, 0) if view is None or not needs else view.cost()

@@ -142,11 +142,11 @@ class Phase(NamedTuple):
     down: Tree  # what a client then has of the server: the broadcast, with the total of a prelude in it
     contribute: Callable[[Tree, Sender, Cohort], Tree]  # (reply, sender, cohort) -> what is summed
     combine: Callable[[Tree, Sender, Cohort], Tree] | None = None  # in place of the sum; see `Algorithm.combine`
-    begun: Mapping[int, Tree] = MappingProxyType({})  # `down` of each version that the plan names
+    downs: Mapping[int, Tree] = MappingProxyType({})  # `down` of each version that the plan names
 
     def down_of(self, plan: Plan, position: int) -> Tree:
         """What the client at this position of the plan has of the server."""
-        return self.down if plan.version is None else self.begun[int(plan.version[position])]
+        return self.down if plan.version is None else self.downs[int(plan.version[position])]
 
 
 class Gathered(NamedTuple):
