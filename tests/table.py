@@ -56,6 +56,7 @@ TABLE = {
     "ditto": Row({"lam": 0.5}),
     "pfedme": Row({"lam": 1.0, "steps": 3}),
     "perfedavg": Row({"a": 0.05}),
+    "fedasync": Row(),
 }
 
 

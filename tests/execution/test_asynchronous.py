@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
-from fedconcord.execution.job import Job, State, advance, plan_of, start
+from fedconcord.execution.job import Job, State, advance, model_of, plan_of, start
 from fedconcord.execution.job.checkpoint import load, save
 from fedconcord.execution.job.refusals import reasons
 from fedconcord.federation.objectives import Quadratic, quadratics
@@ -19,11 +19,13 @@ from fedconcord.federation.participation.events import Clock, Staleness, asynchr
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import fixed, uniform
 from fedconcord.method.algorithms import METHODS
+from fedconcord.method.algorithms.fedasync import fedasync
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.algorithms.scaffold import scaffold
 from fedconcord.method.contract import Plan, tree_leaves, weights
 from fedconcord.method.wrappers.robust import median, with_aggregate
 from fedconcord.method.wrappers.uploads import topk, with_uploads
+from tiers import tiers
 
 CPU = torch.device("cpu")
 ENGINES: dict[str, Engine] = {"serial": Serial(), "stacked": Stacked(3)}
@@ -85,13 +87,13 @@ def test_equal_times_with_the_cohort_at_work_are_the_rounds_that_wait(engine: st
 # -- the equations, written once more --------------------------------------------------------------------------------
 
 
-def response(one: Job, i: int, steps: int, z: np.ndarray, lr: float) -> np.ndarray:
-    """Client i's move from z by full gradient steps."""
+def response(one: Job, i: int, steps: int, z: np.ndarray, lr: float, rho: float = 0.0) -> np.ndarray:
+    """Client i's move from z by full gradient steps on f_i + rho / 2 ||y - z||^2."""
     assert isinstance(one.problem, Quadratic)
     H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()
     y = z.copy()
     for _ in range(steps):
-        y = y - lr * (H @ y - b)
+        y = y - lr * (H @ y - b + rho * (y - z))
     return y - z
 
 
@@ -142,22 +144,42 @@ def periodic(seed: int, wave: int, client: int) -> Device:
     return Device(((2.0, 4.0, 4.0)[client] + first) / 5, np.inf, np.inf, 0.0)
 
 
-def cycle(one: Job, plans: list[Plan], factor: Callable[[int], float], rate: float) -> np.ndarray:
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_fedasync_is_its_box(cohort: int) -> None:
+    """x <- (1 - a) x + a y with a = alpha s(tau), a mean of them for several replies, rho in the local steps."""
+    one = replace(job(Clock(6, staleness=poly(0.5)), "stacked", cohort), algorithm=fedasync(alpha=0.6, rho=0.3))
+    state = start(one)
+    x = [state.server.x.numpy()]
+    for t in range(60):
+        plan = plan_of(one, state)
+        assert plan.version is not None
+        new = x[t].copy()
+        for i, v, k in zip(plan.ids, plan.version, plan.steps, strict=True):
+            y = x[v] + response(one, i, k, x[v], 0.1, 0.3)
+            new += 0.6 * (1 + t - v) ** -0.5 / cohort * (y - x[t])
+        x.append(new)
+        state = advance(one, state)
+        assert np.abs(state.server.x.numpy() - new).max() < 1e-12
+
+
+def cycle(
+    one: Job, plans: list[Plan], factor: Callable[[int], float], rate: float, mixes: bool = False, rho: float = 0.0
+) -> np.ndarray:
     """The limit cycle [P, d] of one client an update, whose trace repeats with these plans: a linear system."""
     assert isinstance(one.problem, Quadratic)
     d, length = 3, len(plans)
     system, right = np.zeros((length * d, length * d)), np.zeros(length * d)
-    for t, plan in enumerate(plans):  # x_{t+1} = x_t + rate s(tau) (A (x_v) + a), where D = A z + a
+    for t, plan in enumerate(plans):  # x_{t+1} = x_t + g (A x_v + a), where D = A z + a, or (1 - g) x_t + g (x_v + D)
         (i,), (k,) = plan.ids, plan.steps
         tau = plan.round - int(plan.version[0])  # type: ignore[index]
-        a = response(one, i, k, np.zeros(d), plan.lr)
-        A = np.stack([response(one, i, k, unit, plan.lr) - a for unit in np.eye(d)], 1)
+        a, g = response(one, i, k, np.zeros(d), plan.lr, rho), rate * factor(tau)
+        A = np.stack([response(one, i, k, unit, plan.lr, rho) - a for unit in np.eye(d)], 1)
         rows = slice((t + 1) % length * d, (t + 1) % length * d + d)
         now, then = slice(t * d, t * d + d), slice((t - tau) % length * d, (t - tau) % length * d + d)
         system[rows, rows] += np.eye(d)
-        system[rows, now] -= np.eye(d)
-        system[rows, then] -= rate * factor(tau) * A
-        right[rows] += rate * factor(tau) * a
+        system[rows, now] -= (1 - g * mixes) * np.eye(d)
+        system[rows, then] -= g * (A + mixes * np.eye(d))
+        right[rows] += g * a
     return np.asarray(np.linalg.solve(system, right)).reshape(length, d)
 
 
@@ -179,9 +201,7 @@ def test_fedbuff_stops_at_the_wrong_point_that_is_known(engine: str) -> None:
         base = job(Clock(3, staleness=poly(0.5)), engine, 1, devices=periodic, work=fixed(5))
         one = replace(base, problem=problem(3), algorithm=fedavg(server_lr=rate))
         state = after(one, int(240 / rate))
-        plans = []
-        for _ in range(4):
-            plans.append(plan_of(one, state._replace(round=state.round + len(plans))))
+        plans = [plan_of(one, state._replace(round=state.round + k)) for k in range(4)]
         assert sorted(int(plan.ids[0]) for plan in plans) == [0, 0, 1, 2]
         wanted = cycle(one, plans, lambda tau: (1 + tau) ** -0.5, rate)
         for x in wanted:
@@ -194,6 +214,38 @@ def test_fedbuff_stops_at_the_wrong_point_that_is_known(engine: str) -> None:
         off.append(np.abs(wanted.mean(0) - weighted(one, q)).max())
         assert np.abs(wanted.mean(0) - weighted(one, np.ones(3))).max() > 5 * off[-1]
     assert off[1] < 0.7 * off[0]
+
+
+def test_fedasync_stops_in_the_cycle_that_is_known() -> None:
+    one = job(Clock(3, staleness=hinge(10, 1)), "stacked", 1, devices=periodic, work=fixed(5))
+    one = replace(one, problem=problem(3), algorithm=fedasync(alpha=0.6, rho=0.3))
+    state = after(one, 520)
+    plans = [plan_of(one, state._replace(round=state.round + k)) for k in range(4)]
+    known = cycle(one, plans, lambda tau: 1 / (10 * max(tau - 1, 0) + 1), 0.6, mixes=True, rho=0.3)
+    for x in known:
+        assert np.abs(x - state.server.x.numpy()).max() < 1e-9
+        state = advance(one, state)
+    assert np.ptp(known, 0).max() > 1e-3
+
+
+EXACT = {
+    "feddyn": ({"alpha": 3.0}, poly(0.5), 0.2, 250),
+    "losac": ({"blocks": 2}, poly(0.5), 0.1, 280),
+    "fedvra": ({"gamma": 1.0, "a": 1.0, "d": 4.0}, None, 0.2, 400),
+    "fednova_vr": ({}, None, 0.2, 250),
+}
+
+
+@pytest.mark.parametrize("name", tiers(EXACT, quick=["feddyn"]))
+def test_methods_that_run_sums_are_exact_without_rounds(name: str) -> None:
+    """As SCAFFOLD, below; fedvra and fednova_vr by replies that nothing damps."""
+    options, staleness, lr, rounds = EXACT[name]
+    clock = Clock(6, staleness=staleness, max_staleness=3)
+    one = replace(job(clock, "stacked", 4, lr=lr, dropout=losing(0.1)), algorithm=METHODS[name](**options))  # type: ignore[arg-type]
+    state = after(one, rounds)
+    assert isinstance(one.problem, Quadratic)
+    assert [*reasons(one)] == []
+    assert (model_of(one, state) - one.problem._optimum).norm() < 1e-8
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
@@ -295,6 +347,9 @@ def test_a_reply_that_is_left_out_leaves_the_others_damped() -> None:
         (lambda one: replace(one, algorithm=fedavg(weights="unbiased")), "weighs by it"),
         (lambda one: replace(one, algorithm=METHODS["afedpd"]()), "afedpd with these settings"),
         (lambda one: replace(one, algorithm=METHODS["fedpaq"]()), "fedpaq with these settings"),
+        (lambda one: replace(one, algorithm=METHODS["fedsmoo"]()), "fedsmoo with these settings"),
+        (lambda one: replace(one, algorithm=METHODS["fedvra"]()), "staleness=none"),
+        (lambda one: replace(one, algorithm=METHODS["feddyn"](weights="size")), "feddyn with these settings"),
         (lambda one: replace(one, algorithm=with_uploads(fedavg(), topk(0.5))), "fedavg with these settings"),
         (lambda one: replace(one, algorithm=with_aggregate(fedavg(), median())), "fedavg with these settings"),
         (lambda one: replace(one, engine=Wire()), "engine stacked or serial"),

@@ -218,13 +218,11 @@ def hinge(a: Annotated[Positive, about("how fast it falls")] = 10.0, b: Late = 4
     return lambda tau: 1.0 / (a * np.maximum(tau - b, 0.0) + 1.0)
 
 
-@definition()
-def none() -> Staleness:
+def none() -> None:
     """1, however stale."""
-    return lambda tau: np.ones_like(tau)
 
 
-STALENESS: dict[str, Callable[..., Staleness]] = by_name(poly, hinge, none)
+STALENESS: dict[str, Callable[..., Staleness | None]] = by_name(poly, hinge, none)
 """How replies are damped by their staleness, by name."""
 
 

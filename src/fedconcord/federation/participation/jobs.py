@@ -56,7 +56,12 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
     if not phases.asynchronous or needs_rounds or algorithm.needs.x0 or algorithm.needs.everyone:
         return (
             f"{name} with these settings is not known to be right where replies come from earlier models; leave clock "
-            "out, or use a method such as fedavg, fedprox or scaffold without upload, aggregate, server, hostile and "
+            "out, or use a method such as fedavg, fedasync or scaffold without upload, aggregate, server, hostile and "
             "local.optimiser"
+        )
+    if phases.asynchronous == "undamped" and timed.staleness is not None:
+        return (
+            f"{name} adds to running sums what a factor of staleness would damp; write clock=asynchronous(..., "
+            "staleness=none)"
         )
     return events.refusal(timed, buffer, n)

@@ -7,6 +7,7 @@ from fedconcord.method.algorithms.auto import auto
 from fedconcord.method.algorithms.fairness import afl, qffl
 from fedconcord.method.algorithms.fedadmm import fedadmm
 from fedconcord.method.algorithms.fedadmm_inexact import fedadmm_inexact
+from fedconcord.method.algorithms.fedasync import fedasync
 from fedconcord.method.algorithms.fedavg import fedavg, fedpaq, fedprox, fedsam, fedsgd
 from fedconcord.method.algorithms.fedcm import fedcm, mfl, mofedsam
 from fedconcord.method.algorithms.feddyn import feddyn, fedspeed
@@ -28,5 +29,6 @@ METHODS: dict[str, Callable[..., Algorithm]] = by_name(
     *(auto, fedsgd, fedavg, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, fedpaq, fedprox, fedsam, fedcm, mofedsam),
     *(mfl, fednova, fednova_vr, scaffold, vrlsgd, fedgamma, mimesvrg, fedsaga, losac, feddyn, fedspeed, fedsmoo),
     *(fedpd, fedadmm, fedadmm_inexact, fedhybrid, fedvra, afedpd, afedpdsam, qffl, afl, ditto, pfedme, perfedavg),
+    fedasync,
 )
 """The methods: name -> factory of an `Algorithm`, whose parameters are the method's."""

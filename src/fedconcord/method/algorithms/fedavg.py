@@ -69,7 +69,7 @@ def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
-        phases=Phases(asynchronous=True),
+        phases=Phases(asynchronous="damped"),
         facts=Facts(group="averaging", recommendations=(Recommendation({"any": 5}, "local.lr=0.3", "the simplest"),)),
     )
 

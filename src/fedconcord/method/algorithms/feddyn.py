@@ -30,6 +30,7 @@ from fedconcord.method.contract import (
     Local,
     Memory,
     Needs,
+    Phases,
     Population,
     Pull,
     Recommendation,
@@ -112,6 +113,7 @@ def feddyn(
         contribute=contribute,
         update=update,
         weights=weights,
+        phases=Phases(asynchronous=None if by_size else "damped"),
         models=lambda server: {"server": server.x, "mean": server.mean},
         needs=Needs(weight=by_size),
         facts=Facts(

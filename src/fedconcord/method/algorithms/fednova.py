@@ -36,6 +36,7 @@ from fedconcord.method.contract import (
     Facts,
     Local,
     Needs,
+    Phases,
     Pull,
     Sender,
 )
@@ -88,6 +89,7 @@ def fednova(
         contribute=lambda up, sender, cohort: normalised(up, sender),
         update=update,
         weights=weights,
+        phases=Phases(asynchronous="undamped"),
         needs=Needs(normaliser=True),
         facts=Facts(
             group="normalised averaging",

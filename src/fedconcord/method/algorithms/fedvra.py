@@ -28,6 +28,7 @@ from fedconcord.method.contract import (
     Local,
     Memory,
     Needs,
+    Phases,
     Population,
     Pull,
     Sender,
@@ -119,6 +120,7 @@ def fedvra(
         contribute=lambda up, sender, cohort: Sums(sender.p * rule(sender, cohort) * up, sender.p * a * up),
         update=update,
         weights=weights,
+        phases=Phases(asynchronous="undamped"),
         needs=Needs(inclusion=d == "inverse_p"),
         facts=Facts(
             group="primal-dual",

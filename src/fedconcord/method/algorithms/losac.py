@@ -130,7 +130,7 @@ def losac(
         finish=finish,
         contribute=lambda up, sender, cohort: Corrected(sender.w * up.x, up.phi),
         update=update,
-        phases=Phases(prologue=prologue if init == "gradient" else None),
+        phases=Phases(prologue=prologue if init == "gradient" else None, asynchronous="damped"),
         needs=Needs(weight=True),
         step=Step(blocks=blocks),
         facts=Facts(

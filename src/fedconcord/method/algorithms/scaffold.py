@@ -94,7 +94,7 @@ def scaffold(
         contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
-        phases=Phases(asynchronous=True),
+        phases=Phases(asynchronous="damped"),
         needs=Needs(full_gradient=option == 1, normaliser=option == 2, mean_gradient=option == 2),
         facts=CONTROL._replace(
             remedies=("drift", "dissimilar gradients"),

@@ -206,7 +206,7 @@ class Phases(NamedTuple):
     communicates: Callable[[Cohort], bool] | None = None
     unheard: Callable[[Tree, Cohort], Tree] | None = None
     late: bool = False
-    asynchronous: bool = False
+    asynchronous: Literal["damped", "undamped"] | None = None
 
 
 class Needs(NamedTuple):
@@ -268,8 +268,8 @@ class Algorithm:
             communicates: cohort -> whether messages go either way this round; None: always.
             unheard: (server, cohort) -> the server after a round without replies; None: as it was.
             late: whether late replies are kept for the round they come in.
-            asynchronous: whether replies from earlier models may be summed, damped in sender.w alone: `contribute`
-                weighs the model's part with it, linearly, and what enters a running sum with sender.p.
+            asynchronous: whether contributions made from earlier models may be summed. damped: by sender.w alone, in
+                which the model's part is linear, and what enters a running sum has none of it; undamped: as they are.
         needs: what the method reads that costs a message or rules out a setting.
             everyone: it takes all clients in every round.
             inclusion: it reads sender.inclusion, so only samplings with known probabilities will do.

@@ -80,7 +80,7 @@ def lift(
         models=lambda state: algorithm.models(servers.get(state)),
         client_model=client_model and (lambda state: client_model(rows.get(state))),
         phases=phases._replace(
-            asynchronous=False,  # until the wrapper is known to be right with it
+            asynchronous=None,  # until the wrapper is known to be right with it
             prologue=prologue
             and prologue._replace(
                 row=lambda state, blocks: rows.put(state, prologue.row(rows.get(state), blocks)),

@@ -208,7 +208,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return None
 
     lifted = lift(algorithm, row=around) if feedback else algorithm
-    phases = lifted.phases._replace(asynchronous=False)  # a compressor may remember what it left out
+    phases = lifted.phases._replace(asynchronous=None)  # a compressor may remember what it left out
     return replace(lifted, finish=finish, contribute=contribute, refuse=refuse, phases=phases)
 
 
