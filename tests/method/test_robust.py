@@ -45,6 +45,7 @@ ENGINES: tuple[Engine, ...] = (Stacked(None), Stacked(2), Wire())
 ALLOWED = {  # methods whose server takes a mean and nothing else
     *("fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedexp", "fedpaq", "fedprox"),
     *("fedsam", "fedcm", "mofedsam", "mfl", "fednova", "fedsaga", "qffl", "ditto", "pfedme", "perfedavg"),
+    "fedasync",
 }
 
 

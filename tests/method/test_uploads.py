@@ -170,14 +170,16 @@ def everyone(name: str, algorithm: Algorithm) -> Job:
 
 
 @pytest.mark.parametrize("how", ["coarse", "kept", "topk"])
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("fedpd", "fedpaq")])
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("fedpd", "fedpaq", "fedasync")])
 def test_every_method_on_every_engine(name: str, how: str) -> None:
     """One client at a time and in chunks: the same draws, errors and bytes."""
     this = everyone(name, with_uploads(make(name), ALL[how]))
     same(run(replace(this, engine=Stacked(3)), 5), run(replace(this, engine=Serial()), 5))
 
 
-@pytest.mark.parametrize("name", [*(name for name in TABLE if name not in ("fedpd", "fedpaq")), "losac_gradient"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in TABLE if name not in ("fedpd", "fedpaq", "fedasync")), "losac_gradient"]
+)
 def test_nothing_lost_is_the_method_itself(name: str) -> None:
     """Top-k with all entries: feedback wraps every hook of the method and changes nothing."""
     method = make("losac", init="gradient") if name == "losac_gradient" else make(name)
@@ -256,6 +258,8 @@ def test_whole_models_are_refused() -> None:
     for how in ("quantise", "topk"):
         with pytest.raises(UserError, match="sends whole models"):
             start(job(with_uploads(METHODS["fedpd"](), ALL[how]), 20))
+        with pytest.raises(UserError, match="sends whole models"):
+            start(job(with_uploads(METHODS["fedasync"](), ALL[how]), 5))
     with pytest.raises(UserError, match="fedpd needs all 20 clients in every round, and a cohort of 5 may leave some"):
         start(job(with_uploads(METHODS["fedpd"](), ALL["topk"]), 5))  # who takes part comes first
 

@@ -42,7 +42,7 @@ def fedasync(
     return Algorithm(
         init=lambda x, population: Server(x),
         start=lambda x, row, client: Local(x, Pull(rho, x)),
-        finish=lambda x, row, done, client: (done.x, row),
+        finish=lambda x, row, end, client: (end.x, row),
         contribute=lambda y, sender, cohort: Mixed(sender.w * y, sender.w),
         update=lambda server, total, cohort: Server(server.x + alpha * (total.x - total.w * server.x)),
         weights=weights,
