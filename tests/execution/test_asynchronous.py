@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import fedconcord
 from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
 from fedconcord.execution.job import Job, State, advance, model_of, plan_of, start
 from fedconcord.execution.job.checkpoint import load, save
@@ -278,7 +280,7 @@ def test_serial_is_stacked(method: str) -> None:
     assert set(a.versions) == set(b.versions) != set()
 
 
-def test_what_is_saved_at_any_update_goes_on_to_the_same_bytes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_saved_at_any_update_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     """By a schedule that knows nothing of the updates before, while jobs are in flight."""
     clock = Clock(6, staleness=poly(0.5), max_staleness=5)
 
@@ -374,3 +376,14 @@ def test_devices_of_the_package_drive_the_clock() -> None:
         < state.simulated_seconds
         < after(replace(one, schedule=replace(one.schedule, clock=None)), 20).simulated_seconds
     )  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("method", ["fedavg", tiers(["fedasync"], [])[0]])
+def test_python_runs_it_and_goes_on_in_the_folder_to_the_same_bytes(method: str, tmp_path: Path) -> None:
+    settings = {"clock": "asynchronous(12,staleness=hinge(10,2),max_staleness=6)", "devices": "classes([1,4])"}
+    common = {"model": "logreg", "clients": 20, "cohort": 4, "dtype": "float64", "settings": settings}
+    fedconcord.run(method, **common, rounds=8, out=tmp_path / "whole")  # type: ignore[arg-type]
+    fedconcord.run(method, **common, rounds=4, out=tmp_path / "parts")  # type: ignore[arg-type]
+    fedconcord.run(resume=tmp_path / "parts", rounds=8)
+    names = ("metrics.csv", "checkpoint.safetensors", "model.safetensors")
+    assert all((tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes() for name in names)
