@@ -34,6 +34,7 @@ RANKS = ("tests/execution/test_distributed.py", "-k", "serial_engine and 2")
 PRIVACY = ("tests/method/test_privacy.py",)
 ROBUST = ("tests/method/test_robust.py",)
 FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
+ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py",)
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
@@ -47,6 +48,10 @@ class Edit(NamedTuple):
 class Mutation(NamedTuple):
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]  # arguments of pytest: what should notice it
+
+
+def asynchronous(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(file, old, new),), ASYNCHRONOUS)
 
 
 def secure(file: str, old: str, new: str) -> Mutation:
@@ -176,6 +181,37 @@ MUTATIONS: dict[str, Mutation] = {
     "extrapolation: lengths without weights": server(("sender.w * up.square", "up.square / cohort.n")),
     "extrapolation: the answer is the last model": server(("x - last / 2", "x")),
     "extrapolation: the length of the model": server(("(done.x - model_of(down)).square()", "done.x.square()")),
+    "asynchronous: clients begin from the newest model": asynchronous(
+        "method/contract/round.py",
+        "self.down if plan.version is None else self.downs",
+        "self.down if True else self.downs",
+    ),
+    "asynchronous: the control variate is damped too": asynchronous(
+        "method/algorithms/scaffold.py", "sender.p * up.c)", "sender.p * up.c * sender.w * cohort.size)"
+    ),
+    "asynchronous: age counted from 1": asynchronous(
+        "federation/participation/schedule.py", "(round - versions)", "(round + 1 - versions)"
+    ),
+    "asynchronous: draws by the update, not the dispatch": asynchronous(
+        "method/contract/round.py", "plan.round if plan.wave is None", "plan.round if True"
+    ),
+    "asynchronous: every model is kept": asynchronous(
+        "execution/job/loop.py", "for version in plan.in_flight}", "for version in here}"
+    ),
+    "asynchronous: chunks of several starts": asynchronous(
+        "execution/engines/stacked.py",
+        "if plan.version is None:\n        return [order]",
+        "if True:\n        return [order]",
+    ),
+    "asynchronous: a reply left out undoes the damping": asynchronous(
+        "method/contract/weights.py", "w if cut.damping is None else w * cut.damping", "w"
+    ),
+    "asynchronous: too old counts": asynchronous(
+        "federation/participation/events.py",
+        '["version"][0] > clock.max_staleness',
+        '["version"][0] > clock.max_staleness + 1',
+    ),
+    "fedasync: FedBuff's increment": asynchronous("method/algorithms/fedasync.py", "(end.x, row)", "(end.x - x, row)"),
     "auto: absent clients' duals stay": untuned(
         "method/algorithms/auto.py", "server.dual + server.rho * total.move", "server.dual + 0 * total.move"
     ),

@@ -24,7 +24,7 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.algorithms.fedasync import fedasync
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.algorithms.scaffold import scaffold
-from fedconcord.method.contract import Plan, tree_leaves, weights
+from fedconcord.method.contract import Plan, orders_of, tree_leaves, weights
 from fedconcord.method.wrappers.robust import median, with_aggregate
 from fedconcord.method.wrappers.uploads import topk, with_uploads
 from tiers import tiers
@@ -333,6 +333,20 @@ def test_a_reply_that_is_left_out_leaves_the_others_damped() -> None:
     rest = weights.without(plan, np.array([True, False, False]), "uniform", False)
     assert rest.w == pytest.approx(plan.damping[1:] / 2, abs=1e-15)
     assert len(set(rest.w)) == 2
+
+
+def test_what_a_client_draws_is_of_its_dispatch() -> None:
+    """Its orders, by which it draws batches, and its steps; its step size is that of the model that it was given."""
+    one = job(Clock(6), lr_decay=0.9)
+    plan = plan_of(one, after(one, 9))
+    assert plan.wave is not None
+    assert plan.version is not None
+    assert (plan.wave != 9).any()
+    for k, (i, wave, version) in enumerate(zip(plan.ids, plan.wave, plan.version, strict=True)):
+        orders = orders_of(plan, k, one.algorithm)
+        assert (orders.round, orders.id) == (wave, i)
+        assert orders.steps == plan.steps[k] == uniform(2, 6)(1, int(wave), int(i))
+        assert orders.lr == pytest.approx(0.1 * 0.9**version, rel=1e-15)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
