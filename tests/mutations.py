@@ -240,8 +240,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "execution/job/checkpoint.py",
-                "server[name] = got.to(leaf.device)",
-                'server[name] = got.to(leaf.device) if name == "x" else leaf',
+                "leaves[name] = got.to(leaf.device)",
+                'leaves[name] = got.to(leaf.device) if name == "x" else leaf',
             ),
         ),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
