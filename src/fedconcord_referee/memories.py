@@ -16,7 +16,7 @@ from fedconcord_referee.variants import population
 
 Keep = Callable[[Tensor, Tensor], Tensor]  # (a field before [.., d], after [.., d]) -> as it is kept
 KEEPS: dict[str, tuple[str, Keep]] = {  # after "client's c": what follows "it", around the field
-    "not stored": ("never updates what the {} remembers ({})", lambda before, after: before),
+    "not updated": ("never updates what the {} remembers ({})", lambda before, after: before),
     "assigned": ("assigns what the {} remembers ({}) where the paper adds", lambda before, after: after - before),
     "subtracted": ("moves what the {} remembers ({}) the wrong way", lambda before, after: 2 * before - after),
     "negated": ("keeps what the {} remembers ({}) with its sign reversed", lambda before, after: -after),

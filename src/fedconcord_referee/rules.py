@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import tree_map
 from fedconcord.method.wrappers.robust import Rule, with_aggregate
 from fedconcord_referee.known import Change, Known
 from fedconcord_referee.reference import Setting
@@ -117,6 +118,28 @@ def _length(rows: Tensor) -> Tensor:
     return length
 
 
+def _again(factor: Callable[[float], float]) -> Change:
+    """The rule's value times a factor of S."""
+
+    def changed(setting: Setting) -> Setting:
+        inner = setting.algorithm.phases.combine
+
+        def combine(server: Any, rows: Any, senders: Any, cohort: Any) -> Any:
+            assert inner is not None
+            return tree_map(lambda leaf: factor(cohort.size) * leaf, inner(server, rows, senders, cohort))
+
+        phases = setting.algorithm.phases._replace(combine=combine)
+        return setting._replace(algorithm=replace(setting.algorithm, phases=phases))
+
+    return changed
+
+
+COMMON = (
+    Known(
+        "divided by S again", "mistake", "divides what the rule gives by the cohort's number", _again(lambda s: 1 / s)
+    ),
+    Known("times S", "mistake", "multiplies what the rule gives by the cohort's number", _again(lambda s: s)),
+)
 RULES: dict[str, tuple[Known, ...]] = {
     "krum": neighbours(_one),
     "multi_krum": (

@@ -12,7 +12,7 @@ from fedconcord_referee.known import Known
 from fedconcord_referee.memories import memories
 from fedconcord_referee.reference import After, Setting, reference, setting_of, walk
 from fedconcord_referee.single import SINGLE
-from fedconcord_referee.spec import Spec, optimum
+from fedconcord_referee.spec import RULES, Spec, optimum
 from fedconcord_referee.trajectory import Trajectory
 
 TOLERANCE = 1e-9
@@ -59,7 +59,8 @@ def explanations(setting: Setting) -> Iterator[Known]:
     yield from variants.variants(setting)
     yield from variants.other_methods(setting)
     yield from SINGLE.get(setting.spec.method, ())
-    yield from rules.RULES.get(setting.spec.method, ())
+    if setting.spec.method in RULES:
+        yield from (*rules.COMMON, *rules.RULES.get(setting.spec.method, ()))
     yield from mistakes.LOCAL
     yield from mistakes.FINISH
     yield from mistakes.WEIGHTS

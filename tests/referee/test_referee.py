@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import PLANTED, answers_of
+from planted import ELSEWHERE, PLANTED, answers_of
 
 from fedconcord.support.errors import UserError
 from fedconcord_referee import adapters, reference, spec, trajectory, verdict
 from fedconcord_referee.command import app
+from mutations import MUTATIONS
 from pages import ROOT, steps
 from tiers import tiers
 
@@ -144,6 +145,13 @@ def test_planted_errors_are_named(tmp_path: Path) -> None:
     """Three, each in a method of its own, in one copy of the package."""
     errors = ("scaffold: mean over the cohort, not over all", "fedprox: pushes away", "feddyn: sign flipped")
     named(errors, tmp_path)
+
+
+def test_errors_that_touch_a_methods_equations_are_all_planted() -> None:
+    rooms = ("method/algorithms/", "method/wrappers/")
+    of_methods = {n for n, one in MUTATIONS.items() if any(edit.file.startswith(rooms) for edit in one.edits)}
+    assert of_methods <= PLANTED.keys() | ELSEWHERE.keys()
+    assert not PLANTED.keys() & ELSEWHERE.keys()
 
 
 @pytest.mark.slow
@@ -310,4 +318,4 @@ def test_the_page_is_what_the_commands_say(tmp_path: Path) -> None:
         numbers = re.compile(r"\d[\d.]*e[-+]\d+")
         assert numbers.sub("#", done.stdout.strip()) == numbers.sub("#", step.said or ""), step.text
         compared += 1
-    assert compared == 5
+    assert compared == 6
