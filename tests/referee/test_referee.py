@@ -209,6 +209,12 @@ def test_a_broken_program_is_one_sentence(text: str, sentence: str) -> None:
         adapters.command(say(text))(spec.make("fedavg"))
 
 
+def test_a_program_that_hangs_is_stopped() -> None:
+    with pytest.raises(UserError, match=r"was stopped after 0.4 s before it answered a round"):
+        adapters.command(say("time.sleep(60)"), 0.4)(spec.make("fedavg"))
+
+
+@pytest.mark.slow
 def test_a_program_that_hangs_leaves_no_process(tmp_path: Path) -> None:
     """It is stopped with the round, and what it started ends with it."""
     inner = f"import time, pathlib; time.sleep(2.5); pathlib.Path({str(tmp_path / 'late')!r}).touch()"
