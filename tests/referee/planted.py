@@ -77,9 +77,17 @@ ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's 
     "fedprox as fedvra: N over S, rounded": "of a table of parameters, not of a method",
     "saga: the table's mean against the method's own constant": "of an oracle on blocks, which are drawn at random",
     "fedex: weights taken to sum to 1": "of low-rank factors, which no problem here has",
-    **dict.fromkeys(
-        (name for name in mutations.MUTATIONS if name.startswith(("privacy:", "adaptive clip:"))), "of noise"
-    ),
+    **{
+        name: why
+        for name in mutations.MUTATIONS
+        for start, why in {
+            "privacy:": "of noise",
+            "adaptive clip:": "of noise",
+            "asynchronous:": "of replies without rounds",
+            "fedasync:": "of replies without rounds",
+        }.items()
+        if name.startswith(start)
+    },
 }
 
 
