@@ -76,8 +76,6 @@ ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's 
     "auto: no step is too long": "of the local rule of step sizes, which no step here is long enough for",
     "fedprox as fedvra: N over S, rounded": "of a table of parameters, not of a method",
     "saga: the table's mean against the method's own constant": "of an oracle on blocks, which are drawn at random",
-    "asynchronous: the control variate is damped too": "of replies from earlier models, and rounds here wait for all",
-    "fedasync: FedBuff's increment": "of replies from earlier models: asynchronous rounds are held to its box by tests",
     "fedex: weights taken to sum to 1": "of low-rank factors, which no problem here has",
     **{
         name: why
