@@ -46,11 +46,7 @@ from table import TABLE, make
 
 N, S, D, SEED = 7, 3, 6, 3
 DELTA = 1e-5
-COVERED = {
-    *("fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "fedsam", "mfl", "scaffold"),
-    *("vrlsgd", "fedgamma", "fedsaga", "losac", "feddyn", "fedspeed", "fedsmoo", "fedadmm", "fedadmm_inexact"),
-    *("fedhybrid", "fedvra", "afedpd", "afedpdsam", "ditto", "pfedme", "perfedavg"),
-}
+COVERED = {name for name, row in TABLE.items() if row.private}
 
 
 def job(algorithm: Algorithm, **changes: Any) -> Job:

@@ -36,17 +36,13 @@ from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
 from fedconcord.testing.bench import run
-from table import make
+from table import TABLE, make
 
 CPU = torch.device("cpu")
 N = 10
 SCHEDULE = Schedule(seed=3, cohort=7, lr=0.05, work=uniform(1, 4), unit="steps", batch_size=2)
 ENGINES: tuple[Engine, ...] = (Stacked(None), Stacked(2), Wire())
-ALLOWED = {  # methods whose server takes a mean and nothing else
-    *("fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedexp", "fedpaq", "fedprox"),
-    *("fedsam", "fedcm", "mofedsam", "mfl", "fednova", "fedsaga", "qffl", "ditto", "pfedme", "perfedavg"),
-    "fedasync",
-}
+ALLOWED = {name for name, row in TABLE.items() if row.mean}
 
 
 def job(algorithm: Algorithm, engine: Engine | None = None, **changes: Any) -> Job:

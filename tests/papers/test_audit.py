@@ -131,15 +131,13 @@ def test_a_step_that_is_too_long_ends_the_curve() -> None:
 # -- the message ---------------------------------------------------------------------------------------------------
 
 
-ELSEWHERE = {"perfedavg", "pfedme"}  # their message is of gradients at points that a client alone knows
-READ = [  # auto: refused, as all whose step sizes follow the gradients; fedpaq: rounded, below
-    name for name in TABLE if name not in {"auto", "fedhybrid", "fedpaq", "fedsaga", "fedsmoo", "losac"} | ELSEWHERE
-]
+READ = [name for name, row in TABLE.items() if row.read]
 
 
 @pytest.mark.parametrize("name", READ)
 def test_the_protocol_gives_the_gradient_away(name: str) -> None:
-    """After tiny local steps every method's message holds the gradient, when the server subtracts what it knows."""
+    """After tiny local steps a method's message holds the gradient, when the server subtracts what it knows; but where
+    it is rounded, where step sizes follow gradients, and where gradients are of points that a client alone knows."""
     this = job(make(name), samples=5, steps=3, lr=1e-5)
     this = replace(this, solver=Solver(weight_decay=0.1)) if name == "scaffold" else this
     seen = capture(this, 3, client=0)
