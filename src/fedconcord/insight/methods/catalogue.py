@@ -82,7 +82,6 @@ def describe(method: str) -> Costs:
 
 def measure(name: str, algorithm: Algorithm) -> Costs:
     """The costs of a bundle: its state, and two rounds of all clients with different numbers of local steps."""
-    algorithm = replace(algorithm, client_model=None)  # how models are judged costs no round
     few, many = exchange(algorithm, 2), exchange(algorithm, 5)
     if many.steps > few.steps:
         step = (many.gradients - few.gradients) / (many.steps - few.steps)
@@ -131,6 +130,7 @@ def exchange(algorithm: Algorithm, steps: int) -> Exchange:
         contribute=noting(algorithm.contribute, up, argument=0),
         broadcast=noting(algorithm.broadcast, down),
         phases=algorithm.phases._replace(settle=settle, prelude=prelude),
+        client_model=None,  # how models are judged costs no round
     )
     problem = quadratics(0, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
     schedule = Schedule(seed=0, cohort=CLIENTS, lr=0.01, work=fixed(steps), unit="steps", batch_size=BATCH)
