@@ -41,9 +41,9 @@ def referee(
     python: Annotated[str | None, option("Interpreter for functions and strategies. [this one]", "PROGRAM")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the verdicts as JSON.")] = False,
 ) -> None:
-    """Judge an implementation: what it computes, and which known mistake explains a difference.
+    """Say what an implementation of a method computes.
 
-    Exit code 0: equal to the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
+    It is the paper's method, a known variant, the method with a known mistake, or something else. Exit code 0: equal to the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
     """
     ways = {"--command": command, "--functions": functions, "--aggregator": aggregator, "--flower": flower}
     ways |= {"--own": mine, "--trajectory": trajectory, "--write-spec": write_spec}
