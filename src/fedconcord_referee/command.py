@@ -43,7 +43,8 @@ def referee(
 ) -> None:
     """Say what an implementation of a method computes.
 
-    It is the paper's method, a known variant, the method with a known mistake, or something else. Exit code 0: equal to the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
+    It is the paper's method, a known variant, the method with a known mistake, or something else. Exit code 0: equal to
+    the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
     """
     ways = {"--command": command, "--functions": functions, "--aggregator": aggregator, "--flower": flower}
     ways |= {"--own": mine, "--trajectory": trajectory, "--write-spec": write_spec}
