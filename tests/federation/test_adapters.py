@@ -146,6 +146,7 @@ def test_what_adapters_cannot_be_is_one_sentence(options: dict[str, object], wor
         problem(**options)
 
 
+@pytest.mark.slow
 def test_the_command_trains_adapters_and_predicts_with_the_plain_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedconcord"]
     options = ["--data", "digits", "--model", "2nn", "--adapters", "lora(where='1|3',rank=4,also='5')", "--rounds", "3"]

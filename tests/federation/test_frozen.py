@@ -117,6 +117,7 @@ def net(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_the_command_and_its_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The frozen values of a file are the run's: a checkpoint refuses others, and what is used later has those."""
     backbone = np.random.default_rng(1).standard_normal((32, 64)).astype(np.float32) / 8

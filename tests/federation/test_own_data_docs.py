@@ -13,6 +13,7 @@ from tiers import tiers
 PAGE = ROOT / "docs" / "own-data.md"
 
 
+@pytest.mark.slow
 def test_the_page_says_what_happens(tmp_path: Path) -> None:
     prepare(tmp_path)
     done = [(step.said, does(step, tmp_path)) for step in steps(PAGE)]

@@ -87,6 +87,7 @@ def test_a_resumed_run_meets_the_same_step_sizes(tmp_path: Path) -> None:
     assert (tmp_path / "parts" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_and_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["--data", "quadratics(dim=3)", "--clients", "4", "--cohort", "2", "--rounds", "3"]
     methods = ["compare", "--methods", "fedavg,scaffold", "--seeds", "0"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedconcord.method.algorithms.fedavg import WeightsOption
 from fedconcord.method.contract import Algorithm, Facts, Local, Phases, Pull
 from fedconcord.method.contract.identity import definition
+from fedconcord.support.factories import Search
 from fedconcord.support.parameters import Fraction, NotNegative, about
 
 
@@ -31,8 +32,12 @@ class Mixed(NamedTuple):
 
 @definition()
 def fedasync(
-    alpha: Annotated[Fraction, about("share of the server's model that a reply of age 0 replaces")] = 0.6,
-    rho: Annotated[NotNegative, about("weight of the pull to the model that the client was given")] = 0.005,
+    alpha: Annotated[
+        Fraction, about("share of the server's model that a reply of age 0 replaces"), Search(0.05, 1.0)
+    ] = 0.6,
+    rho: Annotated[
+        NotNegative, about("weight of the pull to the model that the client was given"), Search(0.001, 1.0)
+    ] = 0.005,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:
     """FedAsync: the server's model mixed with each reply's, the less the older that is.
