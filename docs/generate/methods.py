@@ -183,12 +183,16 @@ def arguments(name: str) -> dict[str, Any]:
     if algorithm.step.hessian_at is not None:
         return {"method": name, "data": "digits", "model": "logreg", "clients": 10, "cohort": 10, "rounds": 20}
     common = {"method": name, "data": "digits", "partition": "dirichlet(0.1)", "model": "2nn", "clients": 60}
+    adapted = algorithm.facts.adapted
+    common |= {} if adapted is None else {"settings": {"eval.personalise": adapted}}
     return common | {"cohort": 60 if algorithm.needs.everyone else 9, "rounds": 30}
 
 
 def command(name: str) -> str:
     """The command that trains it."""
-    flags = [f"--{key} {shlex.quote(str(value))}" for key, value in arguments(name).items()]
+    values = arguments(name)
+    more = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.pop("settings", {}).items()]
+    flags = [f"--{key} {shlex.quote(str(value))}" for key, value in values.items()] + more
     return f"fedconcord run {' '.join(flags)} --out runs/{name}"
 
 
