@@ -2,8 +2,8 @@
 
 `command`: any program; it gets the spec as one JSON object on stdin and answers {"x": [[...], ...]} on stdout, a point
 a round, or a line {"x": [...]} after each round. `functions`: a pair of Python functions (`child` says what they are
-given). `flower`: a Flower strategy (`flower_child`). `own`: a method of this
-library's contract, which alone runs in this process. A recorded trajectory is read by `trajectory.read`.
+given). `flower`: a Flower strategy (`flower_child`). `own`: a method of this library's contract, which alone runs in
+this process. A recorded trajectory is read by `trajectory.read`.
 """
 
 from __future__ import annotations
@@ -72,15 +72,8 @@ def own(text: str) -> Adapter:
     def judged(spec: Spec) -> Trajectory:
         with foreign(f"{text} failed"):
             path = list(walk(Setting(spec, algorithm)))
-        answer = {"x": [after.x for after in path]}
-        return checked(
-            {
-                **answer,
-                "local": [[*map(after.local.get, one.clients)] for after, one in zip(path, spec.rounds, strict=True)],
-            },
-            spec,
-            text,
-        )
+        local = [[*map(after.local.get, one.clients)] for after, one in zip(path, spec.rounds, strict=True)]
+        return checked({"x": [after.x for after in path], "local": local}, spec, text)
 
     return judged
 
@@ -168,9 +161,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def parsed(text: str) -> Any:
     """One JSON object, or the lines {"x": ..., "local": ...} of a program that writes one a round; None if neither."""
-    values = [value for value in map(_loaded, [text, *text.splitlines()]) if isinstance(value, dict)]
-    whole = next((value for value in values if not _is_round(value)), None)
-    rows = [value for value in map(_loaded, text.splitlines()) if isinstance(value, dict) and _is_round(value)]
+    first, *lines = (_loaded(part) for part in (text, *text.splitlines()))
+    whole = next((value for value in (first, *lines) if isinstance(value, dict) and not _is_round(value)), None)
+    rows = [value for value in lines if isinstance(value, dict) and _is_round(value)]
     if whole is not None or not rows:
         return whole
     has_local = all("local" in row for row in rows)

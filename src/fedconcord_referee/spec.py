@@ -22,6 +22,7 @@ import torch
 
 from fedconcord.federation.objectives import Quadratic
 from fedconcord.federation.objectives.linear import Convex
+from fedconcord.federation.objectives.optimum import optimum
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm, Evaluator, Objective, Problem, Roster
 from fedconcord.method.contract import rng as keyed
@@ -140,30 +141,9 @@ def problem_of(spec: Spec) -> Problem:
     return From(inner.objective, inner.roster, inner, x0)
 
 
-def gradient(spec: Spec, client: int, x: np.ndarray) -> np.ndarray:
-    """grad f_i(x) [d] in NumPy, by the formulas that the spec states."""
-    one = spec.data[client]
-    if spec.kind == "quadratic":
-        return np.asarray(one.A @ x - one.b)
-    return np.asarray((1 / (1 + np.exp(-(one.A @ x))) - one.b) @ one.A / len(one.b) + spec.l2 * x)
-
-
-def optimum(spec: Spec) -> np.ndarray:
-    """[d] the minimiser of sum_i p_i f_i, by Newton's steps."""
-    x = np.zeros_like(spec.x0)
-    for _ in range(60):
-        g = sum(p * gradient(spec, i, x) for i, p in enumerate(spec.p))
-        H = sum(p * _hessian(spec, i, x) for i, p in enumerate(spec.p))
-        x = x - np.linalg.solve(H, g)
-    return x
-
-
-def _hessian(spec: Spec, client: int, x: np.ndarray) -> np.ndarray:
-    one = spec.data[client]
-    if spec.kind == "quadratic":
-        return one.A
-    s = 1 / (1 + np.exp(-(one.A @ x)))
-    return np.asarray((one.A.T * (s * (1 - s))) @ one.A / len(one.b) + spec.l2 * np.eye(len(x)))
+def minimiser(spec: Spec) -> np.ndarray:
+    """[d] of sum_i p_i f_i."""
+    return optimum(problem_of(spec), spec.p).x.numpy()
 
 
 def make(method: str, kind: Kind = "quadratic", rounds: int = ROUNDS, momentum: float = 0.0) -> Spec:
@@ -239,8 +219,15 @@ def plain(spec: Spec) -> dict[str, Any]:
 
 
 def write(spec: Spec, path: Path) -> None:
-    """The spec as a file."""
-    files.write_text(path, json.dumps(plain(spec), indent=1) + "\n")
+    """The spec as a file.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    try:
+        files.write_text(path, json.dumps(plain(spec), indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {reason(error)}; give a file in a folder that is there") from error
 
 
 def read(path: Path) -> Spec:
@@ -267,7 +254,9 @@ def read(path: Path) -> Spec:
         return Spec(call.name, dict(call.given), raw["kind"], data, x0, rounds, raw["l2"], raw["local_momentum"])
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise UserError(f"{path} is no spec of the referee: it lacks {error}; write one with --write-spec") from error
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} is no spec of the referee: {reason(error)}; write one with --write-spec") from error
 
 

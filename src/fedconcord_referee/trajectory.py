@@ -20,10 +20,7 @@ class Trajectory(NamedTuple):
     """An answer to a spec."""
 
     x: np.ndarray  # [R, d] the method's answer after each round
-    local: tuple[
-        dict[int, np.ndarray], ...
-    ] = ()  # of each round, client -> its model [d] after its local steps; or none
-    messages: str = ""  # what the implementation wrote beside its answer
+    local: tuple[dict[int, np.ndarray], ...] = ()  # of each round, client -> its model [d] after its steps; or none
 
 
 def checked(answer: Any, spec: Spec, who: str) -> Trajectory:

@@ -12,7 +12,7 @@ from fedconcord_referee.known import Known
 from fedconcord_referee.memories import memories
 from fedconcord_referee.reference import After, Setting, reference, setting_of, walk
 from fedconcord_referee.single import SINGLE
-from fedconcord_referee.spec import RULES, Spec, optimum
+from fedconcord_referee.spec import RULES, Spec, minimiser
 from fedconcord_referee.trajectory import Trajectory
 
 TOLERANCE = 1e-9
@@ -140,7 +140,7 @@ def judge(spec: Spec, got: Trajectory, tolerance: float = TOLERANCE) -> Verdict:
 
 def settled(spec: Spec, verdict: Verdict, got: Trajectory) -> Verdict:
     """The verdict with where a long trajectory ends; `spec` is of the long one."""
-    best, last = optimum(spec), got.x[-10:]
+    best, last = minimiser(spec), got.x[-10:]
     motion = max((relative(a, b) for a, b in zip(last[1:], last[:-1], strict=True)), default=float("inf"))
     *_, end = walk(setting_of(spec))
     limit = Limit(len(spec.rounds), relative(got.x[-1], best), relative(end.x, best), motion)

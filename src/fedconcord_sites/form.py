@@ -121,7 +121,9 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
         raise UserError(f"{config.label}: {why}")
     inner = supervised(job.problem)
     if inner is None or has_own_models(job):
-        raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
+        raise UserError(
+            f"{config.label}: sites judge one model for all of them, on labelled samples, and this job has none such"
+        )
     if inner.replaced.normalises:
         raise UserError(
             f"{config.label}: layer {inner.replaced.normalises[0]!r} normalises by statistics of all clients' samples, "

@@ -96,8 +96,11 @@ BINS = 64
 
 
 def _histograms(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[2 Q BINS]: for each question the samples in each bin of scores, first those where the answer is no."""
+    """[2 Q BINS]: for each question the samples in each bin of scores, first those where the answer is no; NaN where a
+    score is."""
     truth, scores = questions(outputs, targets)
+    if not np.isfinite(scores).all():
+        return torch.full((2 * truth.shape[1] * BINS,), math.nan, dtype=torch.float64)
     place = np.clip((scores / (1 + np.abs(scores)) + 1) * (BINS / 2), 0, BINS - 1).astype(np.int64)
     cell = (np.arange(truth.shape[1]) * 2 + truth.astype(np.int64)) * BINS + place
     return torch.from_numpy(np.bincount(cell.ravel(), minlength=2 * truth.shape[1] * BINS).astype(np.float64))

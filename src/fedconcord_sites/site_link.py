@@ -194,8 +194,9 @@ class SiteLink:
         record, name = self.records[site], self.sites[site]
         if not record.far:
             text = (
-                f"site {name}: its message is {times:.3g} times as long as the median of the other sites', and the "
-                "model follows it: look at the site's data and units, or bound what one site can do (`list aggregate`)"
+                f"site {name}: its message is {times:.3g} times as long as the median of the other sites', and a mean "
+                "follows it: look at the site's data and units, or bound what one site can do with aggregate=median or "
+                "another rule of `fedconcord list aggregate`"
             )
             self.see(Event("far", text, name))
         record.far, record.farthest = record.far + 1, max(record.farthest, times)

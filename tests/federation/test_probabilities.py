@@ -110,6 +110,19 @@ def test_a_metric_of_ones_own_is_no_sum() -> None:
         check_summed([METRICS["accuracy"]._replace(name="mine")])
 
 
+@pytest.mark.parametrize("name", ["auroc", "average_precision", "ece"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_sums_of_outputs_that_are_no_numbers_are_none(name: str, value: float) -> None:
+    """They have the form of others, so that the server refuses them as it does such losses, and the site goes on."""
+    outputs, truth, _ = drawn(2)
+    wrong = outputs.clone()
+    wrong[3, 1] = value
+    sums = SUMS[name].sums(wrong, truth)
+    assert sums.shape == SUMS[name].sums(outputs, truth).shape
+    assert sums.isnan().all()
+    assert math.isnan(METRICS[name].value(wrong, truth))
+
+
 def test_an_area_of_one_answer_is_no_number() -> None:
     sums = SUMS["auroc"].sums(torch.zeros(5, 2), torch.ones(5, dtype=torch.int64))
     assert math.isnan(SUMS["auroc"].value(sums.numpy(), 5, 2))

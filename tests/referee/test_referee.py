@@ -17,7 +17,7 @@ import pytest
 from planted import ELSEWHERE, PLANTED, answers_of
 
 from fedconcord.support.errors import UserError
-from fedconcord_referee import adapters, reference, spec, trajectory, verdict
+from fedconcord_referee import adapters, child, reference, spec, trajectory, verdict
 from fedconcord_referee.command import app
 from mutations import MUTATIONS
 from pages import ROOT, steps
@@ -48,6 +48,12 @@ def called(*arguments: str) -> int:
 # -- the problem and the reference -------------------------------------------------------------------------------------
 
 
+def gradient(one: spec.Spec, client: int, x: np.ndarray) -> np.ndarray:
+    """grad f_i(x) [d] by the formulas that the spec states, as functions under judgement get it."""
+    value: np.ndarray = child.gradient_of(spec.plain(one), client)(x)
+    return value
+
+
 @pytest.mark.parametrize("kind", spec.KINDS)
 def test_the_problem_is_what_the_spec_states(kind: spec.Kind) -> None:
     one = spec.make("scaffold", kind)
@@ -58,9 +64,9 @@ def test_the_problem_is_what_the_spec_states(kind: spec.Kind) -> None:
     from fedconcord.method.step.samples import full_gradient
 
     ours = full_gradient(objective, torch.as_tensor(one.x0).expand(len(ids), -1), ids).numpy()
-    np.testing.assert_allclose(ours, [spec.gradient(one, i, one.x0) for i in ids], rtol=1e-12, atol=1e-14)
-    at = spec.optimum(one)
-    assert np.abs(sum(p * spec.gradient(one, i, at) for i, p in enumerate(one.p))).max() < 1e-12
+    np.testing.assert_allclose(ours, [gradient(one, i, one.x0) for i in ids], rtol=1e-12, atol=1e-14)
+    at = spec.minimiser(one)
+    assert np.abs(sum(p * gradient(one, i, at) for i, p in enumerate(one.p))).max() < 1e-12
     assert len({*one.sizes}) > 4
     assert len({k for r in one.rounds for k in r.steps}) > 3
     assert np.abs(one.x0).min() > 0.01
@@ -75,7 +81,7 @@ def test_fedavg_is_the_papers_loop(kind: spec.Kind) -> None:
         for i, k in zip(r.clients, r.steps, strict=True):
             y = x
             for _ in range(k):
-                y = y - r.lr * spec.gradient(one, i, y)
+                y = y - r.lr * gradient(one, i, y)
             np.testing.assert_allclose(after.local[i], y, rtol=1e-12)
             ends.append(y)
         x = np.average(ends, axis=0, weights=one.sizes[list(r.clients)])
@@ -294,6 +300,13 @@ def test_a_recorded_trajectory_is_judged(tmp_path: Path, capsys: pytest.CaptureF
         called("scaffold", "--trajectory", str(tmp_path / "broken.json"))
     with pytest.raises(UserError, match="is no spec of the referee"):
         called("scaffold", "--spec", str(tmp_path / "broken.json"), "--trajectory", str(mine))
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(UserError, match="is no spec of the referee: it lacks 'format'"):
+        called("scaffold", "--spec", str(tmp_path / "other.json"), "--trajectory", str(mine))
+    with pytest.raises(
+        UserError, match=r"cannot write .*nowhere.*: No such file or directory; give a file in a folder"
+    ):
+        called("scaffold", "--write-spec", str(tmp_path / "nowhere" / "spec.json"))
 
 
 def test_the_command_asks_for_one_way() -> None:

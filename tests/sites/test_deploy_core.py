@@ -912,6 +912,7 @@ def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(file
         ({"dropout": 0.1}, "dropout is for simulations"),
         ({"validation": 0.2}, "validation 0.2 sets training samples apart"),
         ({"method": "local"}, "method local"),
+        ({"method": "ditto"}, "ditto: sites judge one model for all of them"),
         ({"cohort": 4}, "cohort 4"),
         ({"rouns": 4}, "unknown key 'rouns'"),
         ({"eval": {"patience": 3}}, "eval.patience is for simulations"),

@@ -169,14 +169,15 @@ def at_threshold(outputs: Tensor, classes: Tensor, threshold: float, cell: Cell)
 def ece(outputs: Tensor, classes: Tensor) -> float:
     """Expected calibration error: sum over 15 bins of equal width of share of samples * |accuracy - mean confidence|,
     confidence being the largest probability (Guo, Pleiss, Sun and Weinberger, ICML 2017, eq. (3))."""
-    if not len(outputs) or not bool(outputs.isfinite().all()):
-        return math.nan
-    return float(np.abs(calibration_gaps(outputs, classes)).sum() / len(outputs))
+    return float(np.abs(calibration_gaps(outputs, classes)).sum() / len(outputs)) if len(outputs) else math.nan
 
 
 def calibration_gaps(outputs: Tensor, classes: Tensor) -> np.ndarray:
-    """[BINS]: how many samples of each bin of confidence are right, less the sum of their confidences."""
+    """[BINS]: how many samples of each bin of confidence are right, less the sum of their confidences; NaN where a
+    confidence is."""
     guess = outputs.double().softmax(-1).cpu().numpy()
+    if not np.isfinite(guess).all():
+        return np.full(BINS, math.nan)
     sure, is_right = guess.max(1, initial=0.0), guess.argmax(1) == classes.cpu().numpy()
     place = np.clip(np.ceil(sure * BINS) - 1, 0, BINS - 1).astype(np.int64)
     gaps = np.bincount(place, weights=is_right - sure, minlength=BINS)

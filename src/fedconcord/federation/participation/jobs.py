@@ -55,8 +55,8 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
     needs_rounds = phases.prelude or phases.combine or phases.settle or phases.communicates or phases.late
     if not phases.asynchronous or needs_rounds or algorithm.needs.x0 or algorithm.needs.everyone:
         return (
-            f"{name} with these settings is not known to be right where replies come from earlier models; leave clock "
-            "out, or use a method such as fedavg, fedasync or scaffold without upload, aggregate, server, hostile and "
+            f"asynchronous rounds (clock) are not known to be right for {name} with these settings; leave clock out, "
+            "or use a method such as fedavg, fedasync or scaffold without upload, aggregate, server, hostile and "
             "local.optimiser"
         )
     if phases.asynchronous == "undamped" and timed.staleness is not None:

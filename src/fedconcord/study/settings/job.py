@@ -38,6 +38,13 @@ from fedconcord.support import factories, grammar
 from fedconcord.support.errors import UserError
 
 
+def algorithm_of(config: Config) -> Algorithm:
+    """The method with its parameters, before anything is put around it."""
+    called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
+    algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
+    return algorithm
+
+
 def build(config: Config) -> Job:
     """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
     local = config.local
@@ -45,8 +52,7 @@ def build(config: Config) -> Job:
         "steps" if local.steps is not None else "seconds" if local.seconds is not None else "epochs"
     )
     work = getattr(local, unit)
-    called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
-    algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
+    algorithm = algorithm_of(config)
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
@@ -197,8 +203,7 @@ def advise(config: Config) -> None:
             stacklevel=2,
         )
     parameters = config.algorithm
-    called = grammar.Spec(config.method or "fedavg", (), parameters)
-    adapted = factories.build(registry_of(called.name), "method", called).facts.adapted
+    adapted = algorithm_of(config).facts.adapted
     if adapted is not None and config.eval.personalise is None:
         warnings.warn(
             f"{config.label}: its model is made to be adapted by each client, and is judged as it is; "
