@@ -35,6 +35,7 @@ PRIVACY = ("tests/method/test_privacy.py",)
 ROBUST = ("tests/method/test_robust.py",)
 FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
+MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py",)
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
@@ -52,6 +53,10 @@ class Mutation(NamedTuple):
 
 def asynchronous(file: str, old: str, new: str) -> Mutation:
     return Mutation((Edit(file, old, new),), ASYNCHRONOUS)
+
+
+def remembering(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(file, old, new),), MEMORY)
 
 
 def secure(file: str, old: str, new: str) -> Mutation:
@@ -210,6 +215,12 @@ MUTATIONS: dict[str, Mutation] = {
         "federation/participation/events.py",
         '["version"][0] > clock.max_staleness',
         '["version"][0] > clock.max_staleness + 1',
+    ),
+    "ca2fl: a sum that is damped": remembering(
+        "method/algorithms/ca2fl.py", "sender.p * change)", "sender.w * change)"
+    ),
+    "ca2fl: v from the new h": remembering(
+        "method/algorithms/ca2fl.py", "(server.h + total.move)", "(server.h + total.h + total.move)"
     ),
     "fedasync: FedBuff's increment": asynchronous("method/algorithms/fedasync.py", "(end.x, row)", "(end.x - x, row)"),
     "auto: absent clients' duals stay": untuned(

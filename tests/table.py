@@ -61,6 +61,7 @@ TABLE = {
     "pfedme": Row({"lam": 1.0, "steps": 3}, mean=True, private=True, read=False),
     "perfedavg": Row({"a": 0.05}, mean=True, private=True, read=False),
     "fedasync": Row(mean=True),
+    "ca2fl": Row(private=True),
 }
 
 

@@ -85,6 +85,7 @@ ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's 
             "adaptive clip:": "of noise",
             "asynchronous:": "of replies without rounds",
             "fedasync:": "of replies without rounds",
+            "ca2fl:": "of a method that the referee does not know",
         }.items()
         if name.startswith(start)
     },

@@ -34,7 +34,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
-    "method": Wing(10900, 7000, ("contract", "step", "wrappers", "algorithms")),
+    "method": Wing(10980, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         10870,  # asynchronous rounds: a clock of events (350 lines with its jobs and updates) beside that of rounds
         8700,
@@ -175,7 +175,8 @@ def test_no_wing_is_larger_than_its_budget() -> None:
 
 def test_the_library_is_held_by_one_head() -> None:
     """What a person can know; what grows beyond it is a package beside the library, or goes."""
-    assert sum(sizes().values()) <= 44_000  # asynchronous rounds: 500 lines of clock, updates and versions
+    # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
+    assert sum(sizes().values()) <= 44_250
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedconcord.method.algorithms.afedpd import afedpd, afedpdsam
 from fedconcord.method.algorithms.auto import auto
+from fedconcord.method.algorithms.ca2fl import ca2fl
 from fedconcord.method.algorithms.fairness import afl, qffl
 from fedconcord.method.algorithms.fedadmm import fedadmm
 from fedconcord.method.algorithms.fedadmm_inexact import fedadmm_inexact
@@ -29,6 +30,6 @@ METHODS: dict[str, Callable[..., Algorithm]] = by_name(
     *(auto, fedsgd, fedavg, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, fedpaq, fedprox, fedsam, fedcm, mofedsam),
     *(mfl, fednova, fednova_vr, scaffold, vrlsgd, fedgamma, mimesvrg, fedsaga, losac, feddyn, fedspeed, fedsmoo),
     *(fedpd, fedadmm, fedadmm_inexact, fedhybrid, fedvra, afedpd, afedpdsam, qffl, afl, ditto, pfedme, perfedavg),
-    fedasync,
+    *(fedasync, ca2fl),
 )
 """The methods: name -> factory of an `Algorithm`, whose parameters are the method's."""

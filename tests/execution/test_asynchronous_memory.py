@@ -1,0 +1,89 @@
+"""CA2FL against its equations, in rounds and without: where it stops does not depend on who replies how often."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_asynchronous import after, job, problem, response
+
+from fedconcord.execution.job import Job, advance, plan_of, start
+from fedconcord.execution.job.refusals import reasons
+from fedconcord.federation.objectives import Quadratic
+from fedconcord.federation.participation.dropout import fixed as losing
+from fedconcord.federation.participation.events import Clock, Staleness, hinge, poly
+from fedconcord.federation.participation.work import fixed
+from fedconcord.method.algorithms.ca2fl import ca2fl
+from fedconcord.method.algorithms.fedavg import fedavg
+from tiers import tiers
+
+LR = 0.1
+
+
+def own_steps(seed: int, wave: int, client: int) -> int:
+    """1 to 5 local steps, the same at every reply."""
+    return 1 + client % 5
+
+
+def by_size(method: str, clock: Clock | None, engine: str = "stacked", **changes: object) -> Job:
+    """Clients of unequal weights, times and steps."""
+    where = problem()
+    where.sizes[:] = np.arange(1.0, 9.0)
+    where._optimum = where.optimum(where.sizes / where.sizes.sum())
+    algorithm = {"ca2fl": ca2fl, "fedavg": fedavg}[method](weights="size")
+    return replace(job(clock, engine, **{"work": own_steps, **changes}), algorithm=algorithm, problem=where)  # type: ignore[arg-type]
+
+
+def fedavg_point(one: Job, steps: list[int]) -> np.ndarray:
+    """Where sum_i p_i D_i(x) = 0, with D_i the affine move of client i."""
+    p = one.problem.roster.sizes / one.problem.roster.sizes.sum()
+    a = [response(one, i, k, np.zeros(3), LR) for i, k in enumerate(steps)]
+    A = [np.stack([response(one, i, k, unit, LR) - a[i] for unit in np.eye(3)], 1) for i, k in enumerate(steps)]
+    left, right = sum(w * some for w, some in zip(p, A, strict=True)), sum(w * v for w, v in zip(p, a, strict=True))
+    return np.asarray(np.linalg.solve(-left, right))
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("clock", [None, Clock(6, staleness=poly(0.5), max_staleness=4)])
+def test_it_is_its_box(engine: str, clock: Clock | None) -> None:
+    """All h_i kept at the server, as in the paper; h their mean at every update, damped or refused as replies are."""
+    one = by_size("ca2fl", clock, engine, dropout=losing(0.2))
+    state, p = start(one), np.arange(1.0, 9.0) / 36
+    x, h, past = state.server.x.numpy(), np.zeros((8, 3)), {}
+    for t in range(40):
+        plan, past[t] = plan_of(one, state), x
+        versions = [t] * len(plan.ids) if plan.version is None else plan.version.tolist()
+        moves = [response(one, i, k, past[v], LR) for i, k, v in zip(plan.ids, plan.steps, versions, strict=True)]
+        factor = [1.0 if clock is None else (1 + t - v) ** -0.5 for v in versions]
+        w = p[plan.ids] / p[plan.ids].sum() * factor
+        x = x + p @ h + w @ (np.array(moves) - h[plan.ids])
+        h[plan.ids] = moves
+        state = advance(one, state)
+        assert np.abs(state.server.x.numpy() - x).max() < 1e-12
+        assert np.abs(state.server.h.numpy() - p @ h).max() < 1e-13
+        assert np.abs(state.store.gather(np.arange(8)).h.numpy() - h).max() < 1e-12
+
+
+@pytest.mark.parametrize("staleness", tiers([None, poly(0.5), hinge(10, 1)], quick=[None]))
+def test_it_stops_at_fedavgs_point_whoever_replies(staleness: Staleness | None) -> None:
+    """To 1e-8 with jobs of 1 to 11 seconds a step, lost, damped and refused; FedBuff stops far from there."""
+    clock = Clock(6, staleness=staleness, max_staleness=10)
+    one = by_size("ca2fl", clock, dropout=losing(0.1))
+    assert [*reasons(one)] == []
+    wanted = fedavg_point(one, [own_steps(0, 0, i) for i in range(8)])
+    assert np.abs(after(one, 600).server.x.numpy() - wanted).max() < 1e-8
+    assert np.abs(after(by_size("fedavg", clock), 100).server.x.numpy() - wanted).max() > 1e-3
+    assert isinstance(one.problem, Quadratic)
+    assert np.abs(one.problem._optimum.numpy() - wanted).max() > 1e-3
+
+
+@pytest.mark.parametrize("clock", [None, pytest.param(Clock(8, staleness=poly(0.5)), marks=pytest.mark.slow)])
+def test_one_step_a_client_reaches_the_optimum(clock: Clock | None) -> None:
+    """In rounds it is SAGA over clients then."""
+    one = by_size("ca2fl", clock, work=fixed(1))
+    assert isinstance(one.problem, Quadratic)
+    assert (after(one, 800).server.x - one.problem._optimum).norm() < 1e-8
+
+
+def test_all_in_a_round_are_fedavg() -> None:
+    runs = [after(by_size(name, None, cohort=8), 10).server.x for name in ("ca2fl", "fedavg")]
+    assert (runs[0] - runs[1]).abs().max() < 1e-14
