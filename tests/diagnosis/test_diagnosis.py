@@ -534,6 +534,7 @@ def test_measures_have_their_formula_and_source() -> None:
 SMALL = ["--data", "digits", "--clients", "12", "--cohort", "4", "--rounds", "4", "--batch-size", "20"]
 
 
+@pytest.mark.slow
 def test_the_command_on_digits(tmp_path: Path) -> None:
     """A run diagnosed from the shell: the page, the numbers, and the run's own model at the end."""
     run, fedconcord = tmp_path / "run", [sys.executable, "-m", "fedconcord"]

@@ -187,6 +187,7 @@ def goes_on(folder: Path, whole: Path, rounds: int) -> None:
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
     parent = tmp_path / "locked"
     parent.mkdir(mode=0o555)
@@ -210,6 +211,7 @@ def test_a_right_that_is_lost_in_the_middle_of_a_run(tmp_path: Path) -> None:
     goes_on(out, tmp_path / "whole", 400)
 
 
+@pytest.mark.slow
 def test_a_file_that_may_grow_no_further(tmp_path: Path) -> None:
     """As with a quota: the limit is reached by a table, in the middle of the run."""
     limit = 4000  # bytes of a file

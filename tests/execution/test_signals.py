@@ -42,6 +42,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(text.split()[0]) for text in stats if int(text.rpartition(")")[2].split()[1]) == process.pid]
 
 
+@pytest.mark.slow
 def test_sigterm_sent_twice_is_one_gentle_stop(tmp_path: Path) -> None:
     """As `timeout` and schedulers do: the round ends, everything is written."""
     process = started(tmp_path / "c")
@@ -58,6 +59,7 @@ def test_sigterm_sent_twice_is_one_gentle_stop(tmp_path: Path) -> None:
     assert (run / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PROC, reason="finds processes in /proc")
 def test_sigterm_to_the_workers_of_a_comparison_too(tmp_path: Path) -> None:
     """As a scheduler sends it to every process of a job."""

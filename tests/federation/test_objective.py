@@ -136,6 +136,7 @@ def test_command_report_and_advice_say_it(tmp_path: Path, capsys: pytest.Capture
     )
 
 
+@pytest.mark.slow
 def test_a_comparison_from_before_goes_on_with_the_weights_that_it_had(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     out = compared(path, tmp_path / "out", "--objective", "paper")

@@ -454,6 +454,7 @@ def test_numbers_that_no_model_can_take_are_said() -> None:
             apply(columns, {"age": pa.array([2.0, large])}, out, "in.csv", np.array([3, 7]))
 
 
+@pytest.mark.slow
 def test_a_large_file_is_streamed_in_the_memory_that_is_said(tmp_path: Path) -> None:
     """300,000 rows, 60 MB of text: the peak above the imports stays far below the file's size."""
     path = tmp_path / "large.csv"

@@ -89,8 +89,8 @@ def test_cyclic_takes_everybody_once_a_cycle() -> None:
     "rule",
     [
         availability.coins(0.2, 0.9),
-        availability.per_client([0.1, 0.9, 0.5, 0.3, 0.7]),
-        availability.day_night(0.2, 0.8, period=7),
+        pytest.param(availability.per_client([0.1, 0.9, 0.5, 0.3, 0.7]), marks=pytest.mark.slow),
+        pytest.param(availability.day_night(0.2, 0.8, period=7), marks=pytest.mark.slow),
         availability.markov(0.2, 0.1),
     ],
     ids=["coins", "per_client", "day_night", "markov"],
@@ -375,7 +375,7 @@ def test_every_method_works_or_is_refused(name: str, limit: str, tmp_path: Path)
             for name in ("scaffold", "fednova_vr", "fedadmm", "feddyn", "losac", "fedvra")
             for limit in ("dropout", "keep")
         ],
-        quick=[("fedvra", "dropout")],
+        quick=[],
     ),
 )
 def test_exact_methods_stay_exact(name: str, limit: str) -> None:

@@ -130,7 +130,11 @@ def test_the_commonest_answer_stands_beside_accuracy(
             {"validation": None},
             "clients set no samples apart, and on samples that it trained on a client alone looks too",
         ),
-        ({"validation": 0.05}, "no site sets 10 samples or more apart; set validation higher, or add samples"),
+        pytest.param(
+            {"validation": 0.05},
+            "no site sets 10 samples or more apart; set validation higher, or add samples",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_there_is_no_verdict_on_rows_that_were_trained_on_or_on_a_few(

@@ -53,6 +53,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_the_example_is_a_plugin_that_passes_the_checks(install: Install) -> None:
     method, check, suite, *_ = blocks("python")
     assert len([line for line in method.splitlines() if line.strip()]) <= 30

@@ -513,6 +513,7 @@ def command(*given: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_says_what_a_run_spends(tmp_path: Path) -> None:
     job = ["--data", "quadratics", "--clients", "8", "--cohort", "4", "--rounds", "3", "--out", str(tmp_path / "a")]
     said = command("run", *job, "--epsilon", "5", "--delta", "1e-6", "--dp-clip", "2", "--set", "privacy.kind=local")

@@ -70,8 +70,12 @@ ENGINES = pytest.mark.parametrize(
 @ENGINES
 @pytest.mark.parametrize(
     ("method", "steps", "before"),
-    [(fedavg(), 1, None), (make("scaffold"), 3, None), (make("feddyn"), 3, None), (make("afedpd"), 3, None)],
-    ids=["fedper", "scaffold", "feddyn", "afedpd"],
+    [
+        pytest.param(fedavg(), 1, None, id="fedper"),
+        pytest.param(make("scaffold"), 3, None, id="scaffold"),
+        pytest.param(make("feddyn"), 3, None, id="feddyn", marks=pytest.mark.slow),
+        pytest.param(make("afedpd"), 3, None, id="afedpd", marks=pytest.mark.slow),
+    ],
 )
 def test_they_end_in_the_schur_form(method: Algorithm, steps: int, before: int | None, engine: Engine) -> None:
     """FedPer at one step, and methods that are exact at any number."""

@@ -136,6 +136,7 @@ def test_symbols_are_refused() -> None:
         audit(this, round=1)
 
 
+@pytest.mark.slow
 def test_the_command_reads_protected_messages_beside_plain_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -290,6 +290,7 @@ def test_every_recipe_states_three_sizes_and_claims(name: str, monkeypatch: pyte
         assert recipe.headline.cell in (recipe.sizes["desk"].cells or cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [name for name, one in RECIPES.items() if isinstance(one.experiment, Comparison)])
 def test_every_method_with_every_point_of_its_grid_resolves(name: str, size: SizeName) -> None:
