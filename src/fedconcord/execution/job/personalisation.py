@@ -19,7 +19,7 @@ from fedconcord.execution.engines import Serial, Stacked, run_round
 from fedconcord.execution.job import Job
 from fedconcord.execution.rows import MemoryStore
 from fedconcord.federation.objectives.evaluation import Scores
-from fedconcord.federation.objectives.judging import Models, figure_names, figures, supervised
+from fedconcord.federation.objectives.judging import Models, answers, figure_names, figures, supervised
 from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.participation.sampling import Drawn, Sampler
 from fedconcord.federation.participation.schedule import Schedule
@@ -92,7 +92,8 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int, models: Models 
             store.scatter(ids, Model(torch.stack([x if one is None else one for one in starts])))
         run_round(engine, of, Assignment(alone, Solver(), finetuning.draws), Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
-            rows.append(figures(problem, torch.cat([model, addition]), slice(int(offsets[i]), int(offsets[i + 1]))))
+            mine = slice(int(offsets[i]), int(offsets[i + 1]))
+            rows.append(figures(problem, *answers(problem, torch.cat([model, addition]), mine)))
     columns = np.array(rows, np.float64).T
     return Scores("validation", np.diff(offsets), dict(zip(figure_names(problem), columns, strict=True)))
 

@@ -76,13 +76,17 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
 
 
 def own_figures(problem: Supervised, models: Models) -> Scores:
-    """What `client_figures` has, every client under its own model; NaN for one that never trained."""
+    """What `client_figures` has, every client under its own model; NaN for one that never trained. What is no mean over
+    samples is of all their samples together."""
     offsets, names = problem.judged.offsets, figure_names(problem)
-    table = np.full((len(offsets) - 1, len(names)), np.nan)
+    table, parts = np.full((len(offsets) - 1, len(names)), np.nan), []
     for i, (a, b) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         if b > a and (x := models(i)) is not None:
-            table[i] = figures(problem, x, slice(a, b))
-    return Scores(problem.judged.split, np.diff(offsets), dict(zip(names, table.T.copy(), strict=True)))
+            parts.append(answers(problem, x, slice(a, b)))
+            table[i] = figures(problem, *parts[-1])
+    whole = [torch.cat(part) for part in zip(*parts, strict=True)][1:]  # outputs and truth, if any
+    overall = {m.name: _value(m, *whole) for m in problem.others} if whole else {}
+    return Scores(problem.judged.split, np.diff(offsets), dict(zip(names, table.T.copy(), strict=True)), overall)
 
 
 def figure_names(problem: Supervised) -> list[str]:
@@ -90,12 +94,15 @@ def figure_names(problem: Supervised) -> list[str]:
     return ["loss", SCORES[problem.target].name, *(m.name for m in problem.others)]
 
 
-def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
-    """Those of a model [d] on some of the samples that clients are judged on; NaN for none."""
-    _, inputs, targets, _ = problem.judged
-    samples, truth = inputs[mine], targets[mine]
+def answers(problem: Supervised, x: Tensor, mine: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [m], outputs and truth of a model [d] on some of the samples that clients are judged on."""
+    samples, truth = problem.judged.x[mine], problem.judged.y[mine]
     [(loss, outputs)] = problem.answers(x, (samples, truth))
-    outputs, truth = problem.in_units(outputs), problem.in_units(truth)
+    return loss, problem.in_units(outputs), problem.in_units(truth)
+
+
+def figures(problem: Supervised, loss: Tensor, outputs: Tensor, truth: Tensor) -> list[float]:
+    """Those of `answers`; NaN for no samples."""
     each = loss, SCORES[problem.target].per_sample(outputs, truth)
     return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, truth) for m in problem.others)]
 
@@ -126,6 +133,7 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
     if problem.judged.split == "validation":
         scores = own_figures(problem, models)
         means |= validation(scores, SCORES[problem.target].name, ~np.isnan(scores.values["loss"]))
+        means |= {f"validation_{name}": value for name, value in scores.overall.items()}
     return means
 
 
