@@ -28,6 +28,7 @@ class Wing(NamedTuple):
 SIBLINGS = {  # they import the library, and never the reverse; of each other, only Flower's imports the sites'
     "fedconcord_papers": Wing(8950, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
+    "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2310, 1900),
     "fedconcord_sites": Wing(3260, 2800),
     "fedconcord_flower": Wing(1930, 1600),

@@ -18,6 +18,7 @@ MOST = {
     "fedconcord": 167,
     "fedconcord_diagnosis": 12,
     "fedconcord_papers": 48,
+    "fedconcord_natural": 0,
     "fedconcord_referee": 0,
     "fedconcord_sites": 6,
     "fedconcord_flower": 4,

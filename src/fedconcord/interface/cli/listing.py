@@ -43,7 +43,7 @@ TOPICS = (
     ),
     *("aggregate", "hostile"),
     *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "adapters"),
-    *("baselines", "trackers", "recipes", "settings"),
+    *("baselines", "trackers", "natural", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in method.algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
