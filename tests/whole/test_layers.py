@@ -43,8 +43,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     ),
     "execution": Wing(6150, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
-    "insight": Wing(4150, 3900, ("report", "methods", "advice")),
-    "interface": Wing(2400, 2200, ("trained", "tracking", "api", "cli")),
+    "insight": Wing(4450, 3900, ("report", "methods", "advice")),
+    "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1600, 1300),
     "root": Wing(310, 220),
 }
@@ -177,7 +177,8 @@ def test_no_wing_is_larger_than_its_budget() -> None:
 def test_the_library_is_held_by_one_head() -> None:
     """What a person can know; what grows beyond it is a package beside the library, or goes."""
     # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
-    assert sum(sizes().values()) <= 44_250
+    # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command
+    assert sum(sizes().values()) <= 44_800
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

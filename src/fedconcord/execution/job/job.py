@@ -33,7 +33,7 @@ from fedconcord.method.contract import (
 from fedconcord.method.contract.pieces import gradients_of
 from fedconcord.method.step.assignment import Assignment, with_oracle
 from fedconcord.method.step.solver import Solver
-from fedconcord.method.wrappers.forms import forms
+from fedconcord.method.wrappers.forms import Forms, forms
 
 
 class Planner(Protocol):
@@ -77,16 +77,22 @@ class Job:
         messages = forms(self.algorithm, self.problem.init(self.schedule.seed))
         each = gradients_of(self.assignment.pieces(with_oracle(messages.local, oracle, messages.x, messages.x)))
         whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
-        return Cost(
-            down=messages.bytes_down,
-            up=messages.bytes_up,
-            exchanges=1 if self.algorithm.phases.prelude is None else 2,
+        return bytes_of(self.algorithm, messages)._replace(
             per_step=0 if whole else each,
             full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
             full=int(self.assignment.uses_full_gradient or self.algorithm.phases.prelude is not None),
-            x0=tree_bytes(messages.x) if self.algorithm.needs.x0 else 0,
-            settled=tree_bytes(messages.settled),
         )
+
+
+def bytes_of(algorithm: Algorithm, messages: Forms) -> Cost:
+    """The bytes that a round asks of one client, from the forms of its messages."""
+    return Cost(
+        down=messages.bytes_down,
+        up=messages.bytes_up,
+        exchanges=1 if algorithm.phases.prelude is None else 2,
+        x0=tree_bytes(messages.x) if algorithm.needs.x0 else 0,
+        settled=tree_bytes(messages.settled),
+    )
 
 
 class State(NamedTuple):

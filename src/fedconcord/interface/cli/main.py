@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from fedconcord.execution.run import interrupts
-from fedconcord.interface.cli import advise, data, listing, train  # noqa: F401  (commands of `app`)
+from fedconcord.interface.cli import advise, data, listing, plan, train  # noqa: F401  (commands of `app`)
 from fedconcord.interface.cli.base import app, complain, fail
 from fedconcord.support import process
 from fedconcord.support.errors import LostError, UserError, closest, nearest

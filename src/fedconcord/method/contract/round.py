@@ -252,13 +252,12 @@ def total_of(phase: Phase, replies: Mapping[int, Tree], space: Space, plan: Plan
     What is combined lies in memory at once: as many contributions as replies come.
     """
     heard, cohort = np.flatnonzero(plan.heard), cohort_of(space, plan)
-    shares = [phase.contribute(replies[int(plan.ids[k])], sender_of(space, plan, int(k)), cohort) for k in heard]
-    if not shares:
-        return None
-    if phase.combine is None:
+    shares = (phase.contribute(replies[int(plan.ids[k])], sender_of(space, plan, int(k)), cohort) for k in heard)
+    if phase.combine is None or not len(heard):
         return tree_sum(shares)
-    total = phase.combine(tree_map(_rows, *shares), senders_of(space, plan, heard), cohort)
-    return tree_map(lambda leaf, like: leaf if like.ndim else leaf.reshape(()), total, shares[0])
+    first, *others = shares
+    total = phase.combine(tree_map(_rows, first, *others), senders_of(space, plan, heard), cohort)
+    return tree_map(lambda leaf, like: leaf if like.ndim else leaf.reshape(()), total, first)
 
 
 def _rows(*leaves: Tensor) -> Tensor:

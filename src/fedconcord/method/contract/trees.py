@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,11 +20,11 @@ def tree_map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return f(tree, *rest)
 
 
-def tree_sum(trees: Sequence[Tree]) -> Tree:
-    """The sum of trees of one structure, at least one, added in their order."""
-    total = trees[0]
-    for tree in trees[1:]:
-        total = tree_map(torch.add, total, tree)
+def tree_sum(trees: Iterable[Tree]) -> Tree:
+    """The sum of trees of one structure, added in their order, of which it keeps none; None of no trees."""
+    total = None
+    for tree in trees:
+        total = tree if total is None else tree_map(torch.add, total, tree)
     return total
 
 

@@ -34,7 +34,7 @@ def compact(v: float, form: str = ".3g") -> str:
 
 def size(v: float) -> str:
     """Bytes in decimal units."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(v) >= factor:
             return f"{v / factor:.3g} {unit}"
     return f"{v:.0f} bytes"
