@@ -1,19 +1,23 @@
-"""CA2FL against its equations, in rounds and without: where it stops does not depend on who replies how often."""
+"""CA2FL and FedADMM without rounds against their equations: what a client sends replaces what it sent before."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from test_asynchronous import after, job, problem, response
 
 from fedconcord.execution.job import Job, advance, plan_of, start
 from fedconcord.execution.job.refusals import reasons
 from fedconcord.federation.objectives import Quadratic
+from fedconcord.federation.participation.clock import Device
 from fedconcord.federation.participation.dropout import fixed as losing
 from fedconcord.federation.participation.events import Clock, Staleness, hinge, poly
 from fedconcord.federation.participation.work import fixed
 from fedconcord.method.algorithms.ca2fl import ca2fl
+from fedconcord.method.algorithms.fedadmm import fedadmm
 from fedconcord.method.algorithms.fedavg import fedavg
+from fedconcord.method.contract import Algorithm
 from tiers import tiers
 
 LR = 0.1
@@ -87,3 +91,86 @@ def test_one_step_a_client_reaches_the_optimum(clock: Clock | None) -> None:
 def test_all_in_a_round_are_fedavg() -> None:
     runs = [after(by_size(name, None, cohort=8), 10).server.x for name in ("ca2fl", "fedavg")]
     assert (runs[0] - runs[1]).abs().max() < 1e-14
+
+
+# -- FedADMM ---------------------------------------------------------------------------------------------------------
+
+
+def admm(form: str, clock: Clock | None, engine: str = "stacked", rho: object = 0.6, **changes: object) -> Job:
+    """Clients of equal weights, 1.4^i seconds a step, 2 to 6 steps."""
+    algorithm = fedadmm(rho=rho, form=form, server_lr="participation")  # type: ignore[arg-type]
+    return replace(job(clock, engine, **{"lr": 0.2, **changes}), algorithm=algorithm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("form", ["paper", "paper_from_theta"])
+def test_fedadmms_model_is_the_mean_of_what_clients_sent(form: str, engine: str) -> None:
+    """theta = mean (w_i + y_i / rho) at every update, and w_i, y_i from the box, with rho changing on the way."""
+    one = admm(form, Clock(6, max_staleness=5), engine, rho=[[0, 0.4], [12, 0.8]], dropout=losing(0.2))
+    one.problem.x0[:] = torch.tensor([1.0, -2.0, 0.5])  # type: ignore[attr-defined]
+    state = start(one)
+    w, y, sent, past = np.tile(state.server.x.numpy(), (8, 1)), np.zeros((8, 3)), np.zeros((8, 3)), {}
+    for t in range(30):
+        plan, past[t] = plan_of(one, state), state.server.x.numpy()
+        assert plan.version is not None
+        for i, k, v in zip(plan.ids, plan.steps, plan.version, strict=True):
+            rho, z = 0.4 if v < 12 else 0.8, past[v]
+            H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()  # type: ignore[attr-defined]
+            at = w[i] if form == "paper" else z
+            for _ in range(k):
+                at = at - 0.2 * (H @ at - b + y[i] + rho * (at - z))
+            w[i], y[i] = at, y[i] + rho * (at - z)
+            sent[i] = y[i] / rho
+        state = advance(one, state)
+        assert np.abs(state.server.x.numpy() - (w + sent).mean(0)).max() < 1e-12
+        rows = state.store.gather(np.arange(8))
+        assert max(np.abs(rows.w.numpy() - w).max(), np.abs(rows.y.numpy() - y).max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("form", "concurrency", "cohort", "rho"),
+    tiers(
+        [(f, *case) for f in ("paper", "paper_from_theta") for case in ((6, 4, 0.6), (8, 3, 1.5), (8, 2, 1.0))],
+        quick=[("paper", 6, 4, 0.6)],
+    ),
+)
+def test_fedadmm_reaches_the_optimum_without_rounds(form: str, concurrency: int, cohort: int, rho: float) -> None:
+    """To 1e-8, with replies that are lost and refused."""
+    one = admm(form, Clock(concurrency, max_staleness=20), rho=rho, cohort=cohort, dropout=losing(0.1))
+    assert [*reasons(one)] == []
+    assert isinstance(one.problem, Quadratic)
+    assert (after(one, 2400 // cohort).server.x - one.problem._optimum).norm() < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "staleness", "sentence"),
+    [
+        (fedadmm(), None, "fedadmm with these settings"),
+        (fedadmm(form="paper"), None, "fedadmm with these settings"),
+        (fedadmm(form="paper", server_lr="participation"), poly(0.5), "staleness=none"),
+    ],
+)
+def test_fedadmm_that_would_be_biased_is_refused(
+    algorithm: Algorithm, staleness: Staleness | None, sentence: str
+) -> None:
+    one = replace(job(Clock(6, staleness=staleness)), algorithm=algorithm)
+    assert any(sentence in reason for reason in reasons(one))
+
+
+def test_a_client_that_begins_later_is_sent_the_first_model_and_waits_for_it() -> None:
+    """A vector more to each of them, but to the first one of all, at a second a vector."""
+
+    def slow(seed: int, wave: int, client: int) -> Device:
+        return Device(1.0, 1e9, 24.0, 0.0)  # 3 numbers of 8 bytes: a second a vector
+
+    one, known, begun = admm("paper", Clock(1), devices=slow, work=fixed(4), cohort=1), set[int](), 0
+    state = start(one)
+    for t in range(12):
+        plan = plan_of(one, state)
+        new = {*plan.ids.tolist()} - known
+        assert plan.aside.newcomers == (len(new) if t else 0)
+        assert plan.seconds == pytest.approx(5 + plan.aside.newcomers, abs=1e-6)
+        known, begun = known | new, begun + plan.aside.newcomers
+        state = advance(one, state)
+    assert 3 < begun == len(known) - 1
+    assert state.bytes_down == 24 * (12 + begun)

@@ -178,6 +178,8 @@ class Simulated(NamedTuple):
 def joining(algorithm: Algorithm, store: Store, plan: Plan, team: Team, talks: bool) -> int:
     """How many clients of this process, those that are lost among them, begin and must be sent x^0, which round 0
     broadcasts anyway."""
+    if plan.version is not None:
+        return plan.aside.newcomers
     everyone = np.append(plan.ids, np.array(plan.aside.lost if talks else (), np.int64))
     ids = everyone[team.owns(everyone)]
     has_it = not algorithm.needs.x0 or (plan.round == 0 and talks)

@@ -21,11 +21,17 @@ class Amount(NamedTuple):
     full: np.ndarray  # [F] mini-batches in a full gradient
 
 
-def job_lengths(rules: Rules, seed: int, wave: int, ids: np.ndarray, work: Amount, cost: Cost) -> Lengths:
-    """Of the jobs of a dispatch, ids [F]: the server hears of a lost one when it is."""
+def job_lengths(
+    rules: Rules, seed: int, wave: int, ids: np.ndarray, work: Amount, cost: Cost, joins: np.ndarray
+) -> Lengths:
+    """Of the jobs of a dispatch, ids [F]: the server hears of a lost one when it is.
+
+    Args:
+        joins: [F] bool, who is sent x^0 as well.
+    """
     assert rules.devices is not None
     gradients = cost.gradients(work.steps, work.full)
-    took = clock.times([rules.devices(seed, wave, int(i)) for i in ids], cost, gradients)
+    took = clock.times([rules.devices(seed, wave, int(i)) for i in ids], cost, gradients, joins=joins)
     lost, share = np.zeros(len(ids), bool), np.ones(len(ids))
     if rules.dropout is not None:
         lost, at, _ = dropout.draw(rules.dropout, seed, wave, ids)
@@ -53,7 +59,7 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
             f"how often clients reply in asynchronous rounds is not known, and {name} weighs by it; use other weights"
         )
     needs_rounds = phases.prelude or phases.combine or phases.settle or phases.communicates or phases.late
-    if not phases.asynchronous or needs_rounds or algorithm.needs.x0 or algorithm.needs.everyone:
+    if not phases.asynchronous or needs_rounds or algorithm.needs.everyone:
         return (
             f"asynchronous rounds (clock) are not known to be right for {name} with these settings; leave clock out, "
             "or use a method such as fedavg, fedasync or scaffold without upload, aggregate, server, hostile and "

@@ -14,7 +14,15 @@ import numpy as np
 from fedconcord.federation.participation.availability import Availability
 from fedconcord.federation.participation.clock import Cost, Devices
 from fedconcord.federation.participation.dropout import Dropout
-from fedconcord.federation.participation.events import Clock, Lengths, Moment, beginning, in_flight, next_update
+from fedconcord.federation.participation.events import (
+    Clock,
+    Lengths,
+    Moment,
+    Update,
+    beginning,
+    in_flight,
+    next_update,
+)
 from fedconcord.federation.participation.jobs import Amount, job_lengths, refusal_of_clock
 from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
 from fedconcord.federation.participation.sampling import Sampler, uniform
@@ -111,18 +119,26 @@ class Schedule:
             raise UserError(BLIND)
         cost, nothing = view.cost(), _Past(algorithm, roster.samples)
 
-        def lengths(wave: int, ids: np.ndarray) -> Lengths:
-            return job_lengths(self.rules, self.seed, wave, ids, self._work(algorithm, roster, wave, ids, cost), cost)
+        def following(past: _Past) -> Update:
+            """The update after those; whoever was in none of them is sent x^0 beside a later model."""
+
+            def lengths(wave: int, ids: np.ndarray) -> Lengths:
+                work, joins = self._work(algorithm, roster, wave, ids, cost), past.without(ids) & (past.round >= 0)
+                return job_lengths(self.rules, self.seed, wave, ids, work, cost, joins)
+
+            return next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment)
 
         past = self._memo.get("last", nothing)
         if past.round >= round or not past.is_of(algorithm, roster):
             past = nothing
         for t in range(past.round + 1, round):
-            now = next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment)
-            past = past._replace(round=t, moment=now.after)
+            now = following(past)
+            joined = past.joined.union(now.jobs["client"].tolist()) if algorithm.needs.x0 else past.joined
+            past = past._replace(round=t, moment=now.after, joined=joined)
         self._memo["last"] = past
-        now = next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment)
+        now = following(past)
         jobs, aside = np.sort(now.jobs, order="client"), np.concatenate([now.lost, now.stale])
+        every = np.append(jobs, aside)
         ids, waves, versions = jobs["client"], jobs["wave"], jobs["version"]
         p, ones = weights.share(algorithm.weights, roster.sizes, ids), np.ones(len(ids))
         damping = ones if clock.staleness is None else clock.staleness((round - versions).astype(np.float64))
@@ -142,6 +158,7 @@ class Schedule:
                 tuple(now.lost["client"].tolist()),
                 int(aside["gradients"].sum()),
                 tuple(now.stale["client"].tolist()),
+                int((past.without(every["client"]) & (every["version"] > 0)).sum()),
             ),
             seconds=(now.after.tick - past.moment.tick) / 1e9,
             wave=waves,
@@ -191,9 +208,8 @@ class Schedule:
             talks = algorithm.phases.communicates(
                 Cohort(round, roster.n, len(steps), mass, mean, view.dim, coin, self._lr(round))
             )
-        joins = np.array([i not in past.joined for i in drawn.ids.tolist()], bool)
-        if not algorithm.needs.x0 or (round == 0 and talks):  # round 0 broadcasts it anyway
-            joins[:] = False
+        # round 0 broadcasts it anyway
+        joins = np.zeros(len(steps), bool) if round == 0 and talks else past.without(drawn.ids)
         return turnout(self.rules, self.seed, round, drawn, steps, full, cost, past.pending, talks, joins)
 
     def _lr(self, round: int) -> float:
@@ -228,6 +244,10 @@ class _Past(NamedTuple):
 
     def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
         return self.algorithm is algorithm and self.samples is roster.samples
+
+    def without(self, ids: np.ndarray) -> np.ndarray:
+        """[S] bool: which of these clients have no x^0, where the method needs it."""
+        return np.array([self.algorithm.needs.x0 and i not in self.joined for i in ids.tolist()], bool)
 
 
 @dataclass(frozen=True)

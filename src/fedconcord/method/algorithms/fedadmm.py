@@ -26,6 +26,9 @@ is flat, w_i+ - w_i is all that theta moved since the client's last round, N/|A|
 more: theta's moves grow by the factor 1 + eta - |A|/N a round. So where clients are absent a server step of 1 has to be
 written out, as [[0, 1]]; the default is refused.
 
+With eta `participation` theta is the mean of all w_i + y_i / rho at every update, so that both forms of the paper are
+exact without rounds as well, whoever replies how often, unless a factor of staleness damps what they send.
+
 A rho that changes by round (ibid., Fig. 9) leaves every y_i as it is. The server sends the round's rho, as clients know
 no round; the paper's message takes away y_i / rho as the client last added it, so that the limit stays exact.
 """
@@ -48,6 +51,7 @@ from fedconcord.method.contract import (
     Local,
     Memory,
     Needs,
+    Phases,
     Population,
     Pull,
     model_of,
@@ -106,9 +110,8 @@ def fedadmm(
 
     def penalty(down: Tensor | Server, client: Client) -> float | Tensor:
         """rho of this round: a number, or [] and stacked [S, 1]."""
-        if isinstance(down, Server) and isinstance(down.rho, Tensor):
-            return down.rho.expand(client.steps.shape)
-        return first
+        changed = down.rho if isinstance(down, Server) else ()
+        return changed.expand(client.steps.shape) if isinstance(changed, Tensor) else first
 
     def init_client(x: Tensor) -> Row:
         return Row(torch.zeros_like(x), x if keeps_own else (), x.new_tensor(first) if keeps_own and changes else ())
@@ -144,6 +147,7 @@ def fedadmm(
         finish=finish,
         contribute=lambda change, sender, cohort: sender.w * change,
         update=update,
+        phases=Phases(asynchronous="undamped" if keeps_own and server_lr == "participation" else None),
         needs=Needs(x0=keeps_own),
         facts=Facts(
             group="primal-dual",

@@ -23,6 +23,7 @@ class Aside(NamedTuple):
     lost: tuple[int, ...] = ()  # ids of those that got what the cohort got, and sent nothing
     gradient_steps: int = 0  # of those that were lost or stale
     stale: tuple[int, ...] = ()  # ids of those that got and sent what the cohort did, too late for an update
+    newcomers: int = 0  # of an update: clients, lost and stale ones too, that were sent x^0 beside a later model
 
 
 class Plan(NamedTuple):
