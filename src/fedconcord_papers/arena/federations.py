@@ -14,7 +14,7 @@ from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import files, grammar, imports
 from fedconcord.support.errors import UserError, closest
 
-Role = Literal["choose", "hold"]
+Role = Literal["choose", "hold", "natural", "natural_hold"]  # the last two need the extra natural
 ROLES: tuple[Role, ...] = get_args(Role)
 OWN = ("name", "role", "target")  # keys of a federation that are no settings
 REFERENCE = "fedavg"
@@ -67,7 +67,7 @@ class Federation(NamedTuple):
 
 
 def chosen(entries: Sequence[str]) -> list[Federation]:
-    """The federations of a list of entries: `all` of the package, those of a role, one by name, a TOML file.
+    """The federations of a list of entries: `all` that need no extra, those of a role, one by name, a TOML file.
 
     Raises:
         UserError: there is no such entry, a file is wrong, or two federations share a name.
@@ -80,7 +80,7 @@ def chosen(entries: Sequence[str]) -> list[Federation]:
         if entry.endswith(".toml"):
             federations += _file(Path(entry))
         elif entry == "all":
-            federations += packaged
+            federations += [federation for federation in packaged if federation.role in ROLES[:2]]
         elif entry in ROLES:
             federations += [federation for federation in packaged if federation.role == entry]
         else:

@@ -29,6 +29,8 @@ RESULTS = "arena.json"
 ROLES = {
     "choose": "Federations to choose by: what a method's constants may have been made with",
     "hold": "Federations held out: what methods are judged on",
+    "natural": "Federations that nature made, to choose by",
+    "natural_hold": "Federations that nature made, held out",
 }
 
 

@@ -25,7 +25,7 @@ def arena(
         str | None, option("Methods with their parameters; fedavg is always added. [nine methods]", "LIST")
     ] = None,
     federations: Annotated[
-        str | None, option("Federations: all, choose, hold, names, or TOML files of your own. [all]", "LIST")
+        str | None, option("Federations: all, choose, hold, natural, natural_hold, names, or TOML files. [all]", "LIST")
     ] = None,
     budget: Annotated[str | None, option("Number of trials of each method in a federation. [8]", "N")] = None,
     seeds: Annotated[str | None, option("Seeds of the final results. [0,1,2]", "LIST")] = None,
