@@ -314,19 +314,27 @@ def journal(folder: Path) -> optuna.storages.JournalStorage:
 
 
 def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the command to files that `compare` takes; a method with nothing to tune beside them."""
+    """From the command to files that `compare` takes; a method with nothing to tune beside them, and what it is to be
+    alone, tuned as the methods are."""
     out = tmp_path / "t"
     options = [f"--{key}={value}" for key, value in DIGITS.items()]
     more = ["--budget", "4", "--jobs", "1", "--final-seeds", "5,6", "--out", str(out)]
-    code = cli.call(["tune", "--methods", "fedprox,scaffold(local.lr=0.05)", *options, *more])
+    beside = ["--baselines", "local,pooled(local.lr=0.3)"]
+    code = cli.call(["tune", "--methods", "fedprox,scaffold(local.lr=0.05)", *beside, *options, *more])
     said = capsys.readouterr().out
     assert code == 0
     assert "scaffold(local.lr=0.05): nothing to tune, so it is only in the final comparison" in said
-    assert "fedprox: 4 trials of budget 4 with seed 0: 4 to round 2, 2 to round 4, 2 to round 8; 20 rounds" in said
-    assert "with seeds 5, 6, 8 rounds each; 52 rounds in all" in said
+    assert "each method: 4 trials of budget 4 with seed 0: 4 to round 2, 2 to round 4, 2 to round 8; 20 rounds" in said
+    assert "with seeds 5, 6, 8 rounds each; 104 rounds in all" in said
     found = json.loads((out / "tune.json").read_text())
     assert found["objective"] == {"column": "validation_accuracy", "higher": True, "target": None, "held": True}
-    method, untuned = found["methods"]
+    method, untuned, alone, pooled = found["methods"]
+    assert pooled["winner"] == "pooled(local.lr=0.3)"
+    assert len(alone["trials"]) == 4
+    single = {
+        trial["number"]: trial["scores"][-1]["value"] for trial in alone["trials"] if trial["scores"][-1]["rounds"] == 8
+    }
+    assert single[alone["best"]] == max(single.values())
     assert (method["cost"]["rounds"], untuned["cost"]["rounds"]) == (20, 0)
     lasts = [(trial["number"], trial["scores"][-1]) for trial in method["trials"]]
     ends = {number: last for number, last in lasts if last["rounds"] == 8}
@@ -335,10 +343,11 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     best = tomllib.loads((out / "best.toml").read_text())
     assert best["methods"] == [f"{method['winner'].removesuffix(')')},label=fedprox)", "scaffold(local.lr=0.05)"]
     assert best["seeds"] == [5, 6]
+    assert best["baselines"] == [alone["winner"], "pooled(local.lr=0.3)"]
     again = from_nested({"out": str(tmp_path / "c")}, "test")
     _, planned, _ = plan_comparison(1, from_file(out / "fedprox.toml"), again)
     assert [entry.config.label for entry in planned] == ["fedprox"] * 2
-    assert "validation" not in best  # that was for the trials
+    assert not (out / "local.toml").exists()  # it is no comparison
     assert {path.parent.parent.name for path in (out / "final").glob("*/*/run.json")} >= {"scaffold-local.lr=0.05"}
     page = (out / "report.html").read_text().replace("<wbr>", "")  # where a long name may break
     for text in (

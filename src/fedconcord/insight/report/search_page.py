@@ -25,7 +25,17 @@ from fedconcord.insight.report.words import words
 from fedconcord.insight.report.worth import sentences as sentences_of_worth
 from fedconcord.insight.report.worth import worth
 from fedconcord.study.search.plan import Tuning, save, sentences
-from fedconcord.study.search.scores import Edge, MethodSearch, Trial, edges, extend_words, shown, winner, winners
+from fedconcord.study.search.scores import (
+    Edge,
+    MethodSearch,
+    Trial,
+    edges,
+    extend_words,
+    finalists,
+    shown,
+    winner,
+    winners,
+)
 from fedconcord.study.search.search import remarks
 from fedconcord.study.search.space import text_of
 from fedconcord.study.settings.methods import single
@@ -245,20 +255,23 @@ def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
     """The TOML files and tune.json. The same search writes the same bytes: there are no times in it."""
     texts = winners(tuning.config, searches)
     for search in searches:
-        if search.space.method in texts:
+        if search.space.method in texts and search.space.method not in tuning.config.baselines:
             name = f"{files.folder_name(search.space.method)}.toml"
-            files.write_text(tuning.folder / name, _toml(tuning, [texts[search.space.method]], _why(tuning, search)))
+            files.write_text(
+                tuning.folder / name, _toml(tuning, [texts[search.space.method]], [], _why(tuning, search))
+            )
     comment = "The best settings of each method, for fedconcord compare --config"
-    files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), comment))
+    files.write_text(tuning.folder / "best.toml", _toml(tuning, *finalists(tuning.config, searches), comment))
     metric, target = tuning.objective.metric, tuning.objective.target
     judged = {"column": metric.column, "higher": metric.higher, "target": target, "held": tuning.objective.is_held_out}
     methods = [_method(tuning, search) for search in searches]
     save(tuning, {"status": "complete", "objective": judged, "methods": methods, "final": "final"})
 
 
-def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
-    """The job as it was asked for, where it is not the default, with these methods and the fresh seeds."""
-    job = tuning.config.model_copy(update={"label": None, "seed": None, "methods": None, "seeds": None}).as_dict()
+def _toml(tuning: Tuning, methods: Sequence[str], baselines: Sequence[str], comment: str) -> str:
+    """The job as it was asked for, where it is not the default, with these methods, baselines and the fresh seeds."""
+    update = {"label": None, "seed": None, "methods": None, "seeds": None, "baselines": list(baselines)}
+    job = tuning.config.model_copy(update=update).as_dict()
     job = _beyond(job, Config().model_dump(mode="json") | {"data": None})
     first = {"methods": list(methods), "seeds": list(tuning.spec.final_seeds or ())}
     return f"# {comment}\n{to_toml(first | job)}\n"

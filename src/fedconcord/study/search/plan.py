@@ -178,7 +178,7 @@ def _trial(config: Config, target: float | None) -> tuple[Config, Objective]:
 
 
 def _spaces(config: Config, spec: SearchSpec) -> tuple[Space, ...]:
-    methods = config.methods or []
+    methods = [*(config.methods or []), *config.baselines]  # to be alone has its best step size too
     if spec.grid is None:
         more: dict[str, Search] = dict(read_search(one, config) for one in spec.search)
         return tuple(space_of(config, method, more) for method in methods)

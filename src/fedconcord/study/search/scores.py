@@ -239,7 +239,7 @@ def winner(config: Config, search: MethodSearch) -> str | None:
 
 
 def winners(config: Config, searches: Sequence[MethodSearch]) -> dict[str, str]:
-    """Method as the user wrote it -> its text in the final comparison, where a trial ended well.
+    """Method or baseline as the user wrote it -> its text in the final comparison, where a trial ended well.
 
     Reports call a method that was tuned by its bare name, where no other has that: its values are long.
     """
@@ -250,10 +250,19 @@ def winners(config: Config, searches: Sequence[MethodSearch]) -> dict[str, str]:
         if text is None or text in texts.values():
             continue
         call, overrides = read_method(text)
-        if search.space.places and bare[call.name] == 1:
+        if search.space.places and bare[call.name] == 1 and search.space.method not in config.baselines:
             text = canonical_text(config, call, {"label": call.name, **overrides})
         texts[search.space.method] = text
     return texts
+
+
+def finalists(config: Config, searches: Sequence[MethodSearch]) -> tuple[list[str], list[str]]:
+    """The texts of methods, and those of baselines, in the final comparison."""
+    texts = winners(config, searches)
+    methods, baselines = (
+        [texts[one] for one in some if one in texts] for some in (config.methods or [], config.baselines)
+    )
+    return methods, baselines
 
 
 # -- the ends of a range -------------------------------------------------------------------------------------------

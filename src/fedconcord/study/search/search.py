@@ -41,11 +41,11 @@ from fedconcord.study.search.scores import (
     chosen,
     edges,
     extend_words,
+    finalists,
     ranked,
     score_of,
     shown,
     winner,
-    winners,
 )
 from fedconcord.study.search.space import Space, Values
 from fedconcord.study.statistics.format import value
@@ -253,8 +253,8 @@ def final(tuning: Tuning, searches: Sequence[MethodSearch], jobs: int) -> Stages
     """
     folder = tuning.folder / "final"
     engine = tuning.config.engine.model_copy(update={"threads": tuning.trial.engine.threads})
-    nested = tuning.config.model_copy(update={"engine": engine}).as_dict()
-    methods = list(winners(tuning.config, searches).values())
+    methods, baselines = finalists(tuning.config, searches)
+    nested = tuning.config.model_copy(update={"engine": engine, "baselines": baselines}).as_dict()
     planned = plan_more(folder, jobs, nested, methods, tuning.spec.final_seeds or (), keep="all")
     with alone(planned):
         results = yield from comparison(planned)
