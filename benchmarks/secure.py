@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedconcord.execution.messages import codec
+from fedconcord_flower.keys import write_site
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import NAMED, Site
 
@@ -25,7 +26,7 @@ cohort = {sites}
 steps = 1
 {secure}
 """
-SUMS = ("orders", "keys", "deal", "open")  # messages of a round
+SUMS = ("orders", "keys", "deal", "agree", "open")  # messages of a round
 
 
 def measure(model: str, count: int, bits: int | None) -> tuple[int, int, int, float]:
@@ -35,7 +36,9 @@ def measure(model: str, count: int, bits: int | None) -> tuple[int, int, int, fl
     seen = {"messages": 0, "down": 0, "up": 0}
     spent = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        sites = {name: Site(job, NAMED, Path(folder) / name, name) for name in names}
+        for name in names:
+            write_site(Path(folder) / "keys", name)
+        sites = {name: Site(job, NAMED, Path(folder) / name, name, keys=Path(folder) / "keys") for name in names}
 
         def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
             nonlocal spent

@@ -511,6 +511,17 @@ MUTATIONS: dict[str, Mutation] = {
     "secure sums: a site opens as often as it is asked": secure(
         "execution/messages/member.py", "        self.safe.write(Secret(opened=(frame.round, secret.part)))\n", ""
     ),
+    "secure sums: keys of anybody": secure(
+        "execution/messages/member.py",
+        "if not self._has_signed(i, cards[i][2 * KEY :], card(self.run, frame.round, secret.part, i, cards[i])):",
+        "if False:",
+    ),
+    "secure sums: opens whoever has signed": secure(
+        "execution/messages/member.py", "if agreeing < needed:", "if False:"
+    ),
+    "secure sums: signs as many lists as it is asked for": secure(
+        "execution/messages/member.py", 'self._put(secret, stage="agreed", survivors=ids_heard)', "pass"
+    ),
     "secure sums: masks whatever the model": secure("execution/messages/member.py", "models, *content)", "models)"),
     "secure sums: one mask for two contributions": secure(
         "execution/messages/member.py",

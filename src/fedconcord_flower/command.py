@@ -203,8 +203,17 @@ def keys_site(
 
     keys.check_names([name])
     path = keys.write_site(Path(out), name)
-    say(f"for the server: {path.with_suffix('.pub')}")
+    say(f"for the server and the other sites: {path.with_suffix('.pub')}, {keys.fingerprints(Path(out))[name]}")
     say(f"stays at the site: {path} (nobody else may have it)")
+
+
+@app_keys.command("show")
+def keys_show(out: Keys = "keys") -> None:
+    """Show the fingerprints of the sites' keys in a folder. Sites compare them by another way than the server."""
+    from fedconcord_flower import keys
+
+    for name, mark in keys.fingerprints(Path(out)).items():
+        say(f"{name} {mark}")
 
 
 @app.command()

@@ -110,7 +110,8 @@ def client(settings: str) -> ClientApp:
     """A site's app.
 
     Its node configuration names `name`, `data` (the site's file, or "" for data that the job names), `folder` (of what
-    the site remembers), and may name `policy` (its file) and `server` (its address, for the ledger).
+    the site remembers), and may name `policy` (its file), `keys` (the folder of its key and the other
+    sites', for secure sums) and `server` (its address, for the ledger).
     """
     imports.trust(settings)
     app = ClientApp()
@@ -125,7 +126,8 @@ def client(settings: str) -> ClientApp:
         try:
             rules = policy.read(Path(config["policy"])) if config.get("policy") else policy.USUAL
             place, server = (Path(config["data"]), Path(config["folder"])), config.get("server", "")
-            site = Site(settings, *place, config["name"], policy=rules, server=server, tell=partial(print, flush=True))
+            keys, tell = Path(config["keys"]) if config.get("keys") else None, partial(print, flush=True)
+            site = Site(settings, *place, config["name"], policy=rules, server=server, tell=tell, keys=keys)
             answer = site.answer(message_bytes)
         except UserError as error:  # the site's own fault; the server says it to people
             print(f"error: {error}", flush=True)

@@ -24,6 +24,8 @@ try:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
+
+    from fedconcord_sites import ring
 except ImportError as error:
     from fedconcord_flower import INSTALL
 
@@ -141,35 +143,25 @@ def write_site(folder: Path, site: str) -> Path:
 
 
 def public_key(path: Path) -> bytes:
-    """The public key in a .pub file, as the server's list of sites has it (PEM).
-
-    Raises:
-        UserError: the file cannot be read, or is no elliptic public key in OpenSSH's form.
-    """
-    data = _read(path)
-    try:
-        key = serialization.load_ssh_public_key(data)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f"{path} is no site's public key; it is the .pub file that `fedconcord flower keys` writes")
-    return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    """The public key in a .pub file, as the server's list of sites has it (PEM); raises as `ring.public_key`."""
+    return ring.public_key(path).public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def public_of(path: Path) -> bytes:
-    """The public half (PEM) of a site's key.
+    """The public half (PEM) of a site's key; raises as `ring.private_key`."""
+    return ring.private_key(path).public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """The fingerprint of each .pub file in a folder, by site.
 
     Raises:
-        UserError: the file cannot be read, or is no private elliptic key in OpenSSH's form without a password.
+        UserError: there is none, or a file is no key.
     """
-    data = _read(path)
-    try:
-        key = serialization.load_ssh_private_key(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is no site's key; it is the .key file that `fedconcord flower keys` writes")
-    return key.public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    paths = sorted(folder.glob("*.pub"))
+    if not paths:
+        raise UserError(f"{folder} has no site's public key; `fedconcord flower keys site NAME` makes one")
+    return {path.stem: ring.fingerprint(ring.public_key(path)) for path in paths}
 
 
 def check_server(files: Server) -> None:

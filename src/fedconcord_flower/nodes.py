@@ -128,6 +128,7 @@ class Nodes:
         config = self.place / f"{process}.toml"
         data = "" if node.data is None else str(node.data.resolve())
         values = {"name": node.name, "data": data, "folder": str(node.folder.resolve()), "server": self.link.address}
+        values["keys"] = str(node.key.parent.resolve())
         if node.policy is not None:
             values["policy"] = str(node.policy.resolve())
         write_text(

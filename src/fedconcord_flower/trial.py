@@ -87,8 +87,9 @@ def differences(
     Raises:
         UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
     """
+    ring = _keys(place / "keys", members)
     sites_found = {
-        one.name: Site(settings, one.data or NAMED, place / one.name, one.name, policy=rules)
+        one.name: Site(settings, one.data or NAMED, place / one.name, one.name, policy=rules, keys=ring)
         for one in members
         if not one.later
     }
@@ -124,33 +125,41 @@ def _once(trial: Trial, tell: Tell) -> Finished:
     trial = trial._replace(place=trial.place.resolve())
     sweep(trial.place)
     now = str(time.time_ns())
-    began = trial.place / now  # keys and app of this start: a SuperLink in memory knows no earlier ones
+    began = trial.place / now  # certificate and app of this start: a SuperLink in memory knows no earlier ones
     began.mkdir(parents=True)
     events = began / "events.jsonl"
     later = [member for member in trial.members if member.later]
     rows = {member.name: _rows(trial.settings, member) for member in later}
     order = Order(names, str(trial.folder.resolve()), trial.wait, trial.resume, str(events.resolve()), rows)
     write_app(began / "app", trial.settings, order)
-    files = keys.write_server(began, ["localhost", HOST])
+    files, ring = keys.write_server(began, ["localhost", HOST]), _keys(trial.place / "keys", trial.members)
     with Processes(trial.place / "logs", environment(trial.place / "home")) as processes, ExitStack() as opened:
         link, control = _superlink(processes, files, trial.limit)
         opened.callback(control.close)
         nodes = Nodes(processes, link, control.sites, began, apps=True, tell=tell)
         for member in trial.members:
-            control.register(member.name, keys.public_key(keys.write_site(began, member.name).with_suffix(".pub")))
+            control.register(member.name, keys.public_key(ring / f"{member.name}.pub"))
             if not member.later:
-                nodes.start(_node(trial, began, member))
+                nodes.start(_node(trial, ring, member))
         nodes.start_worker()
         _join(nodes, [member.name for member in trial.members if not member.later], trial.limit)
         number = control.submit(began / "app")
-        _follow(control, number, nodes, events, [_node(trial, began, member) for member in later])
+        _follow(control, number, nodes, events, [_node(trial, ring, member) for member in later])
     return finished(trial.folder)
 
 
-def _node(trial: Trial, began: Path, member: Member) -> Node:
+def _keys(folder: Path, members: Sequence[Member]) -> Path:
+    """The folder of all members' keys, which are made where they are not there: a run that goes on has the same."""
+    for member in members:
+        if not (folder / f"{member.name}.key").exists():
+            keys.write_site(folder, member.name)
+    return folder
+
+
+def _node(trial: Trial, ring: Path, member: Member) -> Node:
     """A member's SuperNode."""
     return Node(
-        member.name, began / f"{member.name}.key", member.data, trial.place / "sites" / member.name, trial.policy
+        member.name, ring / f"{member.name}.key", member.data, trial.place / "sites" / member.name, trial.policy
     )
 
 

@@ -12,7 +12,7 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.data.preprocess import CATEGORIES, Sums
 from fedconcord.federation.data.tables import known_texts, no_value
-from fedconcord_sites.form import Form
+from fedconcord_sites.form import Form, without
 from fedconcord_sites.site import PROTOCOL, versions
 
 SHOWN = 8  # columns in a sentence
@@ -55,6 +55,8 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
         fields = frame.fields
         answer: dict[str, Any] = {"own": bool(fields["own"]), "protocol": int(fields["protocol"])}
         answer["versions"] = {"fedconcord": str(fields["versions"]["fedconcord"])}
+        if "keys" in fields:
+            answer["keys"] = {str(name): str(key) for name, key in fields["keys"].items()}
         if not answer["own"]:
             form = Form(**fields["form"])
             for count in (*form.shape, form.outputs):
@@ -108,6 +110,21 @@ def versions_differ(sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> 
             f"site {name}: {what} is of version {theirs[what]} there and {value} here; install the same"
             for what, value in mine.items()
             if theirs[what] != value
+        ]
+    return sentences
+
+
+def keys_differ(sites: Sequence[str], here: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> list[str]:
+    """Sites that lack a key of one of all sites, or have another one than these; what has another job says so later."""
+    sentences = []
+    for name, one in zip(sites, here, strict=True):
+        lacking = [site for site in keys if site not in one.get("keys", keys)]
+        sentences += [f"site {name}: {without(name, lacking)}"] if lacking else []
+        sentences += [
+            f"site {name} has another key of site {site} than {'the others have' if site == name else site}; compare "
+            "fingerprints (`fedconcord flower keys show`) by another way than the server"
+            for site in keys
+            if site not in lacking and one.get("keys", keys)[site] != keys[site]
         ]
     return sentences
 

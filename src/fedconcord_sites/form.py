@@ -7,7 +7,7 @@ the same form; the server never sees others, a site puts its own in their place.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -134,6 +134,17 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     return config, replace(job, engine=Serial())
 
 
+def is_secure(source: Source) -> bool:
+    """Whether the job has secure sums, for which sites know each other."""
+    return source.values.get("secure.clip") is not None
+
+
+def without(site: str, lacking: Sequence[str]) -> str:
+    """That a site has no key of these sites."""
+    files = ", ".join(f"{name}.{'key' if name == site else 'pub'}" for name in lacking)
+    return f"secure sums need a key of each site, and it has none of {', '.join(lacking)}; put {files} into its --keys"
+
+
 def is_private(source: Source) -> bool:
     """Whether the job protects its clients' messages, so that sums beside them are refused."""
     return source.values.get("privacy.clip") is not None
@@ -142,7 +153,7 @@ def is_private(source: Source) -> bool:
 def terms_of(config: Config) -> Terms | None:
     """The terms of secure sums; None where the server sees every message."""
     secure = config.secure
-    return None if secure.clip is None else Terms(Scale(secure.clip, secure.bits), secure.threshold)
+    return None if secure.clip is None else Terms(Scale(secure.clip, secure.bits), secure.threshold, config.cohort)
 
 
 def _check_secure(config: Config, job: Job) -> None:
@@ -197,7 +208,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the number type": f"{config.engine.dtype}, precision {config.engine.precision}",
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
-        "the secure sums": "none" if config.secure.clip is None else str(config.secure),
+        "the secure sums": "none" if config.secure.clip is None else f"{config.secure} of {config.cohort}",
         **({} if inner.layout.digest is None else {"the frozen part of the model": inner.layout.digest}),
         "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",
     }

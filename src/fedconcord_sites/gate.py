@@ -28,7 +28,7 @@ from fedconcord_sites.ledger import Ledger, Line, epsilon_of
 from fedconcord_sites.policy import Policy
 
 HANDSHAKE = ("hello", "sums", "squares", "setup")
-ROUNDS = ("orders", "ask", "train", "prologue", "join", "settle", "keys", "deal", "open")
+ROUNDS = ("orders", "ask", "train", "prologue", "join", "settle", "keys", "deal", "agree", "open")
 SPARE = 3  # times that a question of a run may come in other words, as of a server that was killed and resumed
 NOISES = ("orders", "train")  # whose answers spend privacy
 EMPTY: ColumnKind = "empty"  # of a column that may be taken for either

@@ -32,6 +32,7 @@ from fedconcord_sites.differences import (
     columns_lacking,
     columns_of_all,
     facts_differ,
+    keys_differ,
     labels_differ,
     parts_differ,
     raise_any,
@@ -41,7 +42,7 @@ from fedconcord_sites.differences import (
     versions_differ,
     without_value,
 )
-from fedconcord_sites.form import Form, facts, input_settings, is_private, shell, source_of
+from fedconcord_sites.form import Form, facts, input_settings, is_private, is_secure, shell, source_of
 from fedconcord_sites.site_link import SiteLink
 
 TRIES = 3  # exchanges in which each site is asked
@@ -60,6 +61,7 @@ class Agreed(NamedTuple):
     told: dict[str, Any] | None = None  # what sites with files of their own were told of all sites' columns and target
     first: dict[str, Any] | None = None  # what the first of these sites said of its file, with the columns of all
     later: Sequence[str] = ()  # sites that were not there
+    keys: Mapping[str, str] | None = None  # of all sites, public, as text; where they know each other
 
 
 def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]) -> Agreed:
@@ -79,7 +81,7 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     if not there:
         raise UserError("all sites are to come later, and a run begins with one at least; leave one out of --later")
     sites = [link.sites[i] for i in there]
-    hello = {i: {"clients": len(link.sites)} for i in there}
+    hello = {i: hello_of(source, link.sites) for i in there}
     here = [read_here(name, one) for name, one in zip(sites, _all(link, "hello", "here", hello), strict=True)]
     raise_any(versions_differ(sites, here))
     have_files = [bool(one["own"]) for one in here]
@@ -97,7 +99,8 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
         raise_any(parts_differ(sites, here, ("named", "form"), "the data"))
         form = Form(**here[0]["form"])
     config, job = shell(source, form, len(link.sites))
-    fields = setup_of(len(link.sites), form, overall, begins)
+    keys = _keys(link.sites, sites, here) if is_secure(source) else None
+    fields = setup_of(source, link.sites, form, overall, begins)
     ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
     theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
@@ -115,12 +118,34 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {reading.test_share:g}"])
     first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(have_files) else None
-    return Agreed(link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later))
+    return Agreed(link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later), keys)
 
 
-def setup_of(clients: int, form: Form, overall: Mapping[str, Any] | None, begins: bool) -> dict[str, Any]:
+def _keys(every: Sequence[str], sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The public key of each of every site, as it says itself or, before it is there, the others; all have the same.
+
+    Raises:
+        DifferError: a site has none of another, or another one.
+    """
+    answers = {name: [one, *here] for name, one in zip(sites, here, strict=True)}
+    keys = {
+        name: next((one["keys"][name] for one in answers.get(name, here) if name in one.get("keys", ())), "")
+        for name in every
+    }
+    raise_any(keys_differ(sites, here, keys))
+    return keys
+
+
+def hello_of(source: Source, sites: Sequence[str]) -> dict[str, Any]:
+    """The fields of a hello; who the sites are is said where they know each other."""
+    return {"clients": len(sites)} | ({"sites": list(sites)} if is_secure(source) else {})
+
+
+def setup_of(
+    source: Source, sites: Sequence[str], form: Form, overall: Mapping[str, Any] | None, begins: bool
+) -> dict[str, Any]:
     """The fields of a setup."""
-    return {"clients": clients, "form": form._asdict(), "told": overall, "begins": begins}
+    return hello_of(source, sites) | {"form": form._asdict(), "told": overall, "begins": begins}
 
 
 def _of_files(

@@ -15,6 +15,7 @@ from fedconcord.study.settings.sources import Source
 from fedconcord_sites.differences import (
     columns_differ,
     facts_differ,
+    keys_differ,
     labels_differ,
     raise_any,
     read_here,
@@ -22,7 +23,7 @@ from fedconcord_sites.differences import (
     versions_differ,
 )
 from fedconcord_sites.form import facts, input_settings
-from fedconcord_sites.handshake import Agreed, setup_of
+from fedconcord_sites.handshake import Agreed, hello_of, setup_of
 
 FIRST = 0  # in place of a round, so that a server that was resumed asks in the same words
 
@@ -31,15 +32,15 @@ class Newcomers:
     """What is asked of sites that have not joined yet, and what their answers say."""
 
     def __init__(self, source: Source, config: Config, job: Job, agreement: Agreed) -> None:
-        self.given, self.facts, self.found = input_settings(source), facts(job, config), agreement
+        self.source, self.given, self.facts, self.found = source, input_settings(source), facts(job, config), agreement
         self.greeted = set[int]()  # answered the hello
 
     def question(self, site: int) -> bytes:
         """The next message to a site."""
         agreement = self.found
-        kind, fields = "hello", {"clients": len(agreement.sites)}
+        kind, fields = "hello", hello_of(self.source, agreement.sites)
         if site in self.greeted:
-            kind, fields = "setup", setup_of(len(agreement.sites), agreement.form, agreement.told, True)
+            kind, fields = "setup", setup_of(self.source, agreement.sites, agreement.form, agreement.told, True)
         return codec.write(Frame(kind, agreement.run, FIRST, site, fields, {}))
 
     def heard(self, site: int, data: bytes) -> bool:
@@ -63,7 +64,7 @@ class Newcomers:
     def _here(self, site: int, frame: Frame) -> None:
         agreement, name = self.found, self.found.sites[site]
         answer = read_here(name, frame)
-        raise_any(versions_differ([name], [answer]))
+        raise_any(versions_differ([name], [answer]) or keys_differ([name], [answer], agreement.keys or {}))
         raise_any([] if answer["own"] else [f"site {name} has no file of its own, and the others have; give it one"])
         first = next(one for one in agreement.sites if one not in agreement.later)
         sites, data = [first, name], [agreement.first or {}, answer["data"]]

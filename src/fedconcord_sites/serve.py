@@ -132,7 +132,7 @@ def _served(
     deployed = Deployed(inner, agreement.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     terms = terms_of(config)
-    job = replace(job, problem=problem, engine=Sites(link, PLAIN if terms is None else _secure(terms)))
+    job = replace(job, problem=problem, engine=Sites(link, PLAIN if terms is None else _secure(terms, agreement)))
     prepared = prepare_job(job, folder, config.rounds)
     if (note := privacy_note(config, private.GENERATOR)) is not None:
         tell(Event("private", note))
@@ -180,10 +180,16 @@ def _served(
     return finished(folder)
 
 
-def _secure(terms: Terms) -> Sums:
-    from fedconcord.execution.messages.secure import Secure  # which needs a package for its cryptography
+def _secure(terms: Terms, agreement: Agreed) -> Sums:
+    from fedconcord.execution.messages.masks import Peer
+    from fedconcord.execution.messages.secure import Secure
+    from fedconcord_sites import ring  # which need a package for their cryptography
 
-    return Secure(terms)
+    try:
+        keys = {name: ring.of_text((agreement.keys or {})[name]) for name in agreement.sites}
+    except (KeyError, ValueError):
+        raise UserError(f"{handshake.NAME} has no keys of the sites, which secure sums need; begin a new run") from None
+    return Secure(terms, {i: Peer(f"site {name}", keys[name]) for i, name in enumerate(agreement.sites)})
 
 
 class SitesSeen(Observer):

@@ -48,7 +48,7 @@ from fedconcord.study.settings.settings import Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private
-from fedconcord_sites.form import Form, facts, input_settings, model_of, shell, source_of, terms_of
+from fedconcord_sites.form import Form, facts, input_settings, is_secure, model_of, shell, source_of, terms_of
 from fedconcord_sites.gate import Gate
 from fedconcord_sites.judging import figures
 from fedconcord_sites.ledger import NAME, Ledger
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fedconcord.execution.job.accountant import Budget
     from fedconcord.execution.messages.member import Member
 
-PROTOCOL = 2
+PROTOCOL = 3
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names
@@ -92,6 +92,7 @@ class Site:
         policy: what the site answers.
         server: its address, for the ledger.
         tell: is told of every refusal, in a sentence.
+        keys: folder of its key and the other sites', for secure sums (`ring`).
 
     Raises:
         UserError: the settings are wrong, or the file is not there.
@@ -107,8 +108,9 @@ class Site:
         policy: Policy = USUAL,
         server: str = "",
         tell: Callable[[str], None] = lambda sentence: None,
+        keys: Path | None = None,
     ) -> None:
-        self.chance = chance
+        self.chance, self.keys = chance, keys
         self.source, self.data, self.folder, self.name = source_of(settings), data, folder, name
         self.given = input_settings(self.source)
         if data != NAMED and not data.exists():
@@ -174,6 +176,10 @@ class Site:
         else:
             dataset, _, about = self._part(frame.client, codec.whole(frame.fields["clients"]))
             fields |= {"form": form_of(dataset)._asdict(), "named": about}
+        if is_secure(self.source):
+            from fedconcord_sites import ring
+
+            fields["keys"] = ring.known(self.keys, self.name, _sites(frame))
         return frame._replace(kind="here", fields=fields, tensors={})
 
     def _sums(self, frame: Frame) -> Frame:
@@ -282,10 +288,12 @@ class Site:
         if terms is None:
             return None
         from fedconcord.execution.messages.member import Member
-        from fedconcord_sites.safe import FileSafe  # which needs a package for its cryptography
+        from fedconcord_sites import ring  # which need a package for their cryptography
+        from fedconcord_sites.safe import FileSafe
 
         safe = FileSafe(self.folder / frame.method / "secrets.json")
-        return Member(frame.client, frame.method, terms, safe, space_of(job.problem))
+        keys = ring.ring(self.keys, self.name, frame.client, _sites(frame))
+        return Member(frame.client, frame.method, terms, safe, space_of(job.problem), keys)
 
     # -- the rounds ------------------------------------------------------------------------------------------------
 
@@ -333,6 +341,11 @@ class Site:
         mine = parts[client]
         samples = Samples(dataset.train_x[mine], dataset.train_y[mine], dataset.test_x[test], dataset.test_y[test])
         return dataset, samples, f"{config.data}, {config.partition}, seed {config.seed}"
+
+
+def _sites(frame: Frame) -> list[str]:
+    """The sites by number, of which a server tells where they know each other."""
+    return [str(name) for name in frame.fields.get("sites", [])]
 
 
 def versions() -> dict[str, str]:

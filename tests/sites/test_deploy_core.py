@@ -28,6 +28,7 @@ from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
+from fedconcord_flower import keys
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.judging import SUMS
 from fedconcord_sites.ledger import Ledger
@@ -106,12 +107,16 @@ class Federation:
         self.job, self.files, self.folder, self.names = text(job), files, folder, names
         self.jobs = {name: text(own[name]) if name in own else self.job for name in names}
         self.sites: dict[str, Site] = {}
+        for name in names if "secure" in job else ():  # the sites of a test share one folder of keys
+            if not (folder / "keys" / f"{name}.key").exists():
+                keys.write_site(folder / "keys", name)
         self.events: list[Event] = []
 
     def site(self, name: str) -> Site:
         """One site, which is made again where it was forgotten."""
         if name not in self.sites:
-            self.sites[name] = Site(self.jobs[name], self.files / f"{name}.csv", self.folder / "sites" / name, name)
+            place, ring = self.folder / "sites" / name, self.folder / "keys"
+            self.sites[name] = Site(self.jobs[name], self.files / f"{name}.csv", place, name, keys=ring)
         return self.sites[name]
 
     def exchange(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:

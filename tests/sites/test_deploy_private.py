@@ -65,7 +65,7 @@ class Private(Federation):
     def site(self, name: str) -> Site:
         if name not in self.sites:
             file, folder = self.files / f"{name}.npz", self.folder / "sites" / name
-            self.sites[name] = Site(self.job, file, folder, name, self.chance)
+            self.sites[name] = Site(self.job, file, folder, name, self.chance, keys=self.folder / "keys")
         return self.sites[name]
 
     def run(self, exchange: Callable[[Bytes, float], Bytes] | None = None, resume: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import datetime
 import importlib
@@ -23,6 +24,7 @@ from shutil import which
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
 from safetensors.numpy import load_file
 
 from fedconcord.execution.run.interrupts import heeded
@@ -30,6 +32,7 @@ from fedconcord.interface.cli.main import call
 from fedconcord.support.errors import UserError
 from fedconcord_flower import app, commands, keys
 from fedconcord_flower.processes import Processes, environment, free_port, last_lines
+from fedconcord_sites import ring
 from hostile import kill
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
@@ -104,11 +107,18 @@ def said(out: Path) -> str:
 # -- keys and certificates -----------------------------------------------------------------------------------------
 
 
-def test_keys_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+def test_keys_are_made_once_and_for_their_owner_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = keys.write_server(tmp_path, ["localhost", "127.0.0.1"])
     keys.check_server(files)
     site = keys.write_site(tmp_path, "basel")
     assert keys.public_of(site) == keys.public_key(site.with_suffix(".pub"))
+    known = serialization.ssh_key_fingerprint(ring.public_key(site.with_suffix(".pub")), hashes.SHA256())
+    mark = f"SHA256:{base64.b64encode(known).decode().rstrip('=')}"
+    assert keys.fingerprints(tmp_path) == {"basel": mark}
+    assert call(["flower", "keys", "show", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"basel {mark}\n"
+    assert call(["flower", "keys", "show", "--out", str(tmp_path / "empty")]) == 2
+    assert "empty has no site's public key" in capsys.readouterr().err
     for secret in (files.key, site):
         assert secret.stat().st_mode & 0o077 == 0
     with pytest.raises(UserError, match="has a server's keys already"):

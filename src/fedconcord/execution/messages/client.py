@@ -110,6 +110,7 @@ class RemoteClient:
         return {
             "keys": lambda frame: self._frame("keys", frame.round, {}, member.keys(frame)),
             "deal": lambda frame: self._frame("dealt", frame.round, {}, member.deal(frame)),
+            "agree": lambda frame: self._frame("agreed", frame.round, {}, member.agree(frame)),
             "open": lambda frame: self._frame("shares", frame.round, {}, member.open(frame)),
         }
 

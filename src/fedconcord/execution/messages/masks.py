@@ -3,8 +3,8 @@
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with the complete
 graph; of SecAgg+ (Bell et al., CCS 2020), which draws a sparse one for cohorts of hundreds, it is the case k = n - 1.
 Keys are X25519, agreed ones go through HKDF-SHA256, shares travel under ChaCha20-Poly1305, masks are ChaCha20 streams,
-all of the package `cryptography`; randomness is the operating system's. Own code is Shamir's scheme and the arithmetic
-modulo 2^32 or 2^64. Nothing here is constant in time.
+signatures ECDSA over P-384, all of the package `cryptography`; randomness is the operating system's. Own code is
+Shamir's scheme and the arithmetic modulo 2^32 or 2^64. Nothing here is constant in time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import hashlib
 import math
 import secrets
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from fedconcord.support.errors import UserError
 
 try:
-    from cryptography.exceptions import InvalidTag
+    from cryptography.exceptions import InvalidSignature, InvalidTag
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.hashes import SHA256, SHA384
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError as error:
     raise UserError(
@@ -34,6 +37,7 @@ KEY = 32  # bytes of a key, of a seed and of a commitment
 PRIME = 2**521 - 1  # of Shamir's field; a Mersenne prime above every secret of 256 bits
 SHARE = 66  # bytes of a share
 SEALED = 2 * SHARE + 16  # bytes of two shares under encryption, with the tag
+SIGNATURE = 96  # bytes of a signature: two numbers of P-384's order
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------
@@ -85,6 +89,39 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
         return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, about)
     except InvalidTag:
         return None
+
+
+# -- signatures ------------------------------------------------------------------------------------------------------
+
+
+class Peer(NamedTuple):
+    """A client as another one knows it, by other ways than the server."""
+
+    name: str
+    key: ec.EllipticCurvePublicKey  # of P-384, that lasts
+
+
+class Ring(NamedTuple):
+    """What a client signs with, and whom it knows."""
+
+    key: ec.EllipticCurvePrivateKey  # its own, of P-384, that lasts
+    peers: Mapping[int, Peer]  # all clients of its job by their numbers, itself among them
+
+
+def signed(key: ec.EllipticCurvePrivateKey, digest: bytes) -> bytes:
+    """The signature [96] of a digest; no other use of these keys signs what begins with the same words."""
+    r, s = decode_dss_signature(key.sign(b"fedconcord secure sum " + digest, ec.ECDSA(SHA384())))
+    return r.to_bytes(SIGNATURE // 2) + s.to_bytes(SIGNATURE // 2)
+
+
+def is_signed(key: ec.EllipticCurvePublicKey, signature: bytes, digest: bytes) -> bool:
+    """Whether this is a signature of a digest, by the owner of the key."""
+    r, s = (int.from_bytes(half) for half in (signature[: SIGNATURE // 2], signature[SIGNATURE // 2 :]))
+    try:
+        key.verify(encode_dss_signature(r, s), b"fedconcord secure sum " + digest, ec.ECDSA(SHA384()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 # -- shares ----------------------------------------------------------------------------------------------------------

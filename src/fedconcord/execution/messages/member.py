@@ -1,13 +1,15 @@
-"""A client's half of a secure sum: four answers, after which the server can know the sum and nothing else of it.
+"""A client's half of a secure sum: five answers, after which the server can know the sum and nothing else of it.
 
-1. `keys`: two public keys, made for this sum alone.
-2. `deal`: given all clients' keys, a share for each of them of the key behind its masks and of its own mask's seed,
-   under encryption; and a commitment to the seed.
+1. `keys`: two public keys, made for this sum alone, signed with the client's own key, which the others know.
+2. `deal`: given all clients' keys, each signed by whose they are, a share for each of them of the key behind its masks
+   and of its own mask's seed, under encryption; and a commitment to the seed.
 3. `cover`, in the answer to orders: its contribution in integers, plus its own mask, plus the masks with all others.
-4. `open`: of who was heard the share of the seed, of who was lost the share of the key; never both of one client.
+4. `agree`: its signature of who was heard.
+5. `open`: where enough others have signed the same, of who was heard the share of the seed, of who was lost the share
+   of the key; never both of one client.
 
 What is between them lies in its safe, and every step is put down there before it is answered: no mask covers two
-contributions, and no sum of a round is opened twice, whoever asks.
+contributions, a client signs one list of who was heard, and no sum of a round is opened twice, whoever asks.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from torch import Tensor
 
 from fedconcord.execution.messages import codec, masks
 from fedconcord.execution.messages.codec import Frame, FrameError
-from fedconcord.execution.messages.masks import KEY, SEALED, SHARE
+from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Ring
 from fedconcord.execution.messages.terms import FEWEST, Terms
 from fedconcord.method.contract import Cohort, Sender, Space, Tree, rng, tree_leaves
 from fedconcord.method.contract.trees import raw
 from fedconcord.method.wrappers.forms import Contribute
 from fedconcord.support.errors import UserError
 
+CARD = 2 * KEY + SIGNATURE  # bytes of a client's two public keys for a sum, and its signature of them
 MODELS = ("down/", "answer/")  # tensors that all clients of a sum must have got alike
 
 
@@ -41,14 +44,15 @@ class Secret:
 
     round: int = -1
     part: int = -1
-    stage: str = "opened"  # or keys, dealt, covered
+    stage: str = "opened"  # or keys, dealt, covered, agreed
     cipher: bytes = b""  # private key of the shares' encryption
     private: bytes = b""  # private key of the masks
     seed: bytes = b""  # of its own mask
     ids: tuple[int, ...] = ()  # clients that shares were dealt for, in the order of their places
-    keys: bytes = b""  # their public keys, 64 bytes each
+    keys: bytes = b""  # their cards
     among: tuple[int, ...] = ()  # clients whose contributions have masks in common with this one
     shares: bytes = b""  # of their secrets [among, 2 SHARE], zeros where nothing usable came; before: its own
+    survivors: tuple[int, ...] = ()  # of these, those who were heard, as it has signed
     opened: tuple[int, int] = (-1, -1)  # round and part that was opened last
 
     def write(self) -> str:
@@ -85,25 +89,25 @@ class Member:
     Args:
         run: what frames name, of which keys are made.
         space: what contributions are computed with.
+        ring: its own key, and those of the others.
     """
 
-    def __init__(self, id: int, run: str, terms: Terms, safe: Safe, space: Space) -> None:
-        self.id, self.run, self.terms, self.safe, self.space = id, run, terms, safe, space
+    def __init__(self, id: int, run: str, terms: Terms, safe: Safe, space: Space, ring: Ring) -> None:
+        self.id, self.run, self.terms, self.safe, self.space, self.ring = id, run, terms, safe, space, ring
 
     def keys(self, frame: Frame) -> dict[str, Tensor]:
-        """Public keys for a new sum.
+        """Its card for a new sum.
 
         Raises:
             UserError: the round's sum was opened before.
         """
-        part, before = codec.whole(frame.fields["part"]), self.safe.read()
-        if (frame.round, part) <= before.opened:
+        of, before = (frame.round, codec.whole(frame.fields["part"])), self.safe.read()
+        if of <= before.opened:
             raise UserError(f"round {frame.round} was summed before, and is not summed twice")
-        secret = Secret(
-            *(frame.round, part, "keys", masks.new_key(), masks.new_key(), masks.new_key()), opened=before.opened
-        )
+        secret = Secret(*of, "keys", masks.new_key(), masks.new_key(), masks.new_key(), opened=before.opened)
         self.safe.write(secret)
-        return {"keys/": _tensor(masks.public_of(secret.cipher) + masks.public_of(secret.private))}
+        public = masks.public_of(secret.cipher) + masks.public_of(secret.private)
+        return {"keys/": _tensor(public + masks.signed(self.ring.key, card(self.run, *of, self.id, public)))}
 
     def deal(self, frame: Frame) -> dict[str, Tensor]:
         """Shares of its secrets for all clients.
@@ -112,28 +116,38 @@ class Member:
             UserError: the clients are too few, or not those that keys are for.
         """
         secret, ids = self._at(frame, "keys"), _ids(frame.fields["ids"])
-        keys = _bytes(frame, "keys/", (len(ids), 2 * KEY))
-        place = ids.index(self.id) if self.id in ids else -1
-        own_keys = masks.public_of(secret.cipher) + masks.public_of(secret.private)
-        if place < 0 or _row(keys, place, 2 * KEY) != own_keys or len({*_rows(keys, KEY)}) < 2 * len(ids):
+        keys = _bytes(frame, "keys/", (len(ids), CARD))
+        cards = dict(zip(ids, _rows(keys, CARD), strict=True))
+        mine = masks.public_of(secret.cipher) + masks.public_of(secret.private)
+        halves = {one[k : k + KEY] for one in cards.values() for k in (0, KEY)}
+        if cards.get(self.id, b"")[: 2 * KEY] != mine or len(halves) < 2 * len(ids):
             raise UserError("the keys of this sum are not those of its clients")
         if len(ids) < FEWEST:
             raise UserError(f"a sum of {len(ids)} clients, of fewer than {FEWEST}, hides nobody")
         needed = self.terms.needed(len(ids))
+        if len(ids) < needed:
+            raise UserError(
+                f"{len(ids)} clients began this sum, and {needed} of its job's cohort are needed to open it"
+            )
+        for i in ids:
+            if i not in self.ring.peers:
+                raise UserError(f"client {i} is in this sum, and it knows nobody of that number")
+            if not self._has_signed(i, cards[i][2 * KEY :], card(self.run, frame.round, secret.part, i, cards[i])):
+                raise UserError(f"the keys of {self.ring.peers[i].name} for this sum are not signed by it")
         pairs = [
             one + other
             for one, other in zip(
                 *(masks.split(of, len(ids), needed) for of in (secret.private, secret.seed)), strict=True
             )
         ]
-        about = context(self.run, frame.round, secret.part, ids, keys)
+        about = context(self.run, frame.round, secret.part, ids, keys, self.terms)
         sealed = b"".join(
             bytes(SEALED)
             if i == self.id
-            else masks.seal(self._channel(secret, about, _row(keys, k, 2 * KEY), self.id, i), pairs[k], about)
+            else masks.seal(self._channel(secret, about, cards[i], self.id, i), pairs[k], about)
             for k, i in enumerate(ids)
         )
-        self._put(secret, stage="dealt", ids=ids, keys=keys, shares=pairs[place])
+        self._put(secret, stage="dealt", ids=ids, keys=keys, shares=pairs[ids.index(self.id)])
         return {
             "dealt/sealed": _tensor(sealed, len(ids), SEALED),
             "dealt/commitment": _tensor(masks.commitment(secret.seed)),
@@ -161,9 +175,9 @@ class Member:
             raise UserError(
                 f"its contribution has a number beyond secure.clip, {self.terms.scale.clip:g}; raise secure.clip"
             )
-        about = context(self.run, frame.round, secret.part, secret.ids, secret.keys)
+        about = context(self.run, frame.round, secret.part, secret.ids, secret.keys, self.terms)
         sealed = _bytes(frame, "sealed/", (len(among), SEALED))
-        key = dict(zip(secret.ids, _rows(secret.keys, 2 * KEY), strict=True))
+        key = dict(zip(secret.ids, _rows(secret.keys, CARD), strict=True))
         shares = b"".join(
             secret.shares
             if i == self.id
@@ -173,7 +187,7 @@ class Member:
         )
         kind = self.terms.scale.kind(len(secret.ids))
         bond = bound(about, among, about_sum["cohort"], frame.tensors)
-        others = {i: key[i][KEY:] for i in among if i != self.id}
+        others = {i: key[i][KEY : 2 * KEY] for i in among if i != self.id}
         draw = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
         rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
         covered = rounded + masks.mask(secret.seed, len(values), kind)
@@ -181,11 +195,11 @@ class Member:
         self._put(secret, stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")
         return {"covered/": torch.from_numpy(covered.view(np.int32 if kind == np.uint32 else np.int64))}
 
-    def open(self, frame: Frame) -> dict[str, Tensor]:
-        """The shares that open the sum of those who were heard.
+    def agree(self, frame: Frame) -> dict[str, Tensor]:
+        """Its signature of who was heard; of one sum it signs one list.
 
         Raises:
-            UserError: they are too few, this client is not among them, or it has answered before.
+            UserError: they are too few, this client is not among them, or it has signed before.
         """
         secret, ids_heard = self._at(frame, "covered"), _ids(frame.fields["heard"])
         if self.id not in ids_heard or not set(ids_heard) <= set(secret.among):
@@ -193,9 +207,27 @@ class Member:
         needed = self.terms.needed(len(secret.ids))
         if len(ids_heard) < needed:
             raise UserError(f"{len(ids_heard)} clients were heard, and {needed} are needed")
+        self._put(secret, stage="agreed", survivors=ids_heard)
+        return {"agreed/": _tensor(masks.signed(self.ring.key, self._list(secret, ids_heard)))}
+
+    def open(self, frame: Frame) -> dict[str, Tensor]:
+        """The shares that open the sum of those who were heard.
+
+        Raises:
+            UserError: too few have signed the list that this client has signed, or it has answered before.
+        """
+        secret, signers = self._at(frame, "agreed"), _ids(frame.fields["signers"])
+        signatures = dict(
+            zip(signers, _rows(_bytes(frame, "signatures/", (len(signers), SIGNATURE)), SIGNATURE), strict=True)
+        )
+        digest, others = self._list(secret, secret.survivors), set(secret.survivors) - {self.id}
+        agreeing = 1 + sum(self._has_signed(i, signatures[i], digest) for i in signers if i in others)
+        needed = self.terms.needed(len(secret.ids))
+        if agreeing < needed:
+            raise UserError(f"{agreeing} clients have signed that these were heard, and {needed} are needed")
         pairs = _rows(secret.shares, 2 * SHARE)
         shares = b"".join(
-            pair[SHARE:] if i in ids_heard else pair[:SHARE] for i, pair in zip(secret.among, pairs, strict=True)
+            pair[SHARE:] if i in secret.survivors else pair[:SHARE] for i, pair in zip(secret.among, pairs, strict=True)
         )
         self.safe.write(Secret(opened=(frame.round, secret.part)))
         return {"shares/": _tensor(shares, len(secret.among), SHARE)}
@@ -211,6 +243,13 @@ class Member:
 
     def _put(self, secret: Secret, **changes: Any) -> None:
         self.safe.write(Secret(**{**vars(secret), **changes}))
+
+    def _has_signed(self, client: int, signature: bytes, digest: bytes) -> bool:
+        return masks.is_signed(self.ring.peers[client].key, signature, digest)
+
+    def _list(self, secret: Secret, survivors: Sequence[int]) -> bytes:
+        about = context(self.run, secret.round, secret.part, secret.ids, secret.keys, self.terms)
+        return heard_of(about, secret.among, survivors)
 
     def _channel(self, secret: Secret, about: bytes, keys: bytes, sender: int, to: int) -> bytes:
         """The key of what one client deals another."""
@@ -232,9 +271,19 @@ class Member:
 # -- what both ends compute ------------------------------------------------------------------------------------------
 
 
-def context(run: str, round: int, part: int, ids: Sequence[int], keys: bytes) -> bytes:
-    """What a sum is known by [32]: whoever was shown other keys comes to another."""
-    return _hash(run, round, part, list(ids), keys)
+def card(run: str, round: int, part: int, client: int, keys: bytes) -> bytes:
+    """What a client signs of its keys for a sum [32]."""
+    return _hash("keys", run, round, part, client, keys[: 2 * KEY])
+
+
+def context(run: str, round: int, part: int, ids: Sequence[int], keys: bytes, terms: Terms) -> bytes:
+    """What a sum is known by [32]: whoever was shown other keys, or has other terms, comes to another."""
+    return _hash(run, round, part, list(ids), keys, *terms)
+
+
+def heard_of(about: bytes, among: Sequence[int], survivors: Sequence[int]) -> bytes:
+    """What a client signs of who was heard [32]."""
+    return _hash("heard", about, list(among), list(survivors))
 
 
 def bound(about: bytes, among: Sequence[int], cohort: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:

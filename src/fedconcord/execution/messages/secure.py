@@ -1,8 +1,9 @@
 """A server's half of a secure sum: it asks, hands shares on, and opens the total of those who were heard.
 
-A sum takes four exchanges (`member` says what is in each): keys, shares, orders with masked contributions in return,
-opening. Who is lost before the third is out of the sum; who is lost in it, is taken out of it with the others' shares;
-who is lost after it is in it. Below the threshold nothing is opened, and the round changes nothing.
+A sum takes five exchanges (`member` says what is in each): keys, shares, orders with masked contributions in return,
+signatures of who was heard, opening. Who is lost before the third is out of the sum; who is lost in it, is taken out of
+it with the others' shares; who is lost after it is in it. Below the threshold nothing is opened, and the round changes
+nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedconcord.execution.messages import masks
-from fedconcord.execution.messages.masks import KEY, SEALED, SHARE
-from fedconcord.execution.messages.member import bound, context
+from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Peer, is_signed
+from fedconcord.execution.messages.member import CARD, bound, card, context, heard_of
 from fedconcord.execution.messages.server import RemoteServer, Reply, Request
 from fedconcord.execution.messages.sums import Requests, Summed
 from fedconcord.execution.messages.terms import FEWEST, Terms
@@ -49,16 +50,22 @@ class _Pact(NamedTuple):
     plan: Plan  # of those who did
     about: bytes  # the sum's context
     places: dict[int, int]  # client -> its place among all that keys were made by
-    keys: dict[int, bytes]  # client -> its public keys
+    keys: dict[int, bytes]  # client -> its card
     dealt: dict[int, Dealt]
     needed: int  # clients that open the sum
+    cohort: int  # of so many
 
 
 class Secure:
-    """Sums of which the server learns nothing but the total."""
+    """Sums of which the server learns nothing but the total.
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    Args:
+        peers: all clients. The server looks at signatures so that a wrong one puts its own client alone out of the sum;
+            that it makes up no clients they see to themselves.
+    """
+
+    def __init__(self, terms: Terms, peers: Mapping[int, Peer]) -> None:
+        self.terms, self.peers = terms, peers
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; a sum that cannot be opened is one of nobody."""
@@ -101,25 +108,29 @@ class Secure:
     def _meet(self, half: RemoteServer, plan: Plan, part: int) -> _Pact | str:
         """Keys and shares of a cohort, or why there is no sum."""
         t = plan.round
-        answers = half.answers(_to_all(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
-        for i in [i for i, one in answers.items() if not all(map(masks.usable, _halves(_raw(one.tree))))]:
-            half.hooks.refuse(i, "a key that is none")
-            del answers[i]
+        answers = half.answers(_to_all(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(CARD)))
+        keys = {i: _raw(one.tree) for i, one in answers.items()}
+        for i, one in keys.items():
+            if not (masks.usable(one[:KEY]) and masks.usable(one[KEY : 2 * KEY])):
+                self._refuse(half, answers, i, "a key that is none")
+            elif not is_signed(self.peers[i].key, one[2 * KEY :], card(half.method, t, part, i, one)):
+                self._refuse(half, answers, i, "keys that are not signed with the key by which others know it")
         plan = half.only(plan, answers)
         ids = plan.ids.tolist()
         if len(ids) < FEWEST:
             return f"{_sites(len(ids))} answered, and a sum of fewer than {FEWEST} hides nobody"
-        keys = {i: _raw(answers[i].tree) for i in ids}
+        needed, cohort = self.terms.needed(len(ids)), max(len(ids), self.terms.cohort)
+        if len(ids) < needed:
+            return _too_few(len(ids), cohort, needed)
         fields, tensors = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
         form = Dealt(_bytes(len(ids), SEALED), _bytes(KEY))
         dealt = half.answers(_to_all(half, "deal", "dealt", t, ids, fields, tensors, form))
-        needed = self.terms.needed(len(ids))
         plan = half.only(plan, dealt)
         if len(plan.ids) < needed:
-            return _too_few(len(plan.ids), len(ids), needed)
-        about = context(half.method, t, part, ids, b"".join(keys[i] for i in ids))
+            return _too_few(len(plan.ids), cohort, needed)
+        about = context(half.method, t, part, ids, b"".join(keys[i] for i in ids), self.terms)
         places = {i: k for k, i in enumerate(ids)}
-        return _Pact(plan, about, places, keys, {i: answer.tree for i, answer in dealt.items()}, needed)
+        return _Pact(plan, about, places, keys, {i: answer.tree for i, answer in dealt.items()}, needed, cohort)
 
     def _opened(
         self,
@@ -133,12 +144,16 @@ class Secure:
         """The total [L] in integers of what came under masks, or why it cannot be had."""
         among, senders = pact.plan.ids.tolist(), sorted(replies)
         if len(senders) < pact.needed:
-            return _too_few(len(senders), len(pact.places), pact.needed)
-        form, fields = _bytes(len(among), SHARE), {"part": part, "heard": senders}
-        opening = _to_all(half, "open", "shares", pact.plan.round, senders, fields, {}, form)
+            return _too_few(len(senders), pact.cohort, pact.needed)
+        signatures = self._agreed(half, pact, part, senders)
+        if len(signatures) < pact.needed:
+            return _too_few(len(signatures), pact.cohort, pact.needed)
+        form, fields = _bytes(len(among), SHARE), {"part": part, "signers": sorted(signatures)}
+        tensors = {"signatures/": torch.stack([signatures[i] for i in sorted(signatures)]).cpu()}
+        opening = _to_all(half, "open", "shares", pact.plan.round, sorted(signatures), fields, tensors, form)
         shares = half.answers(opening, left_out=False)
         if len(shares) < pact.needed:
-            return _too_few(len(shares), len(pact.places), pact.needed)
+            return _too_few(len(shares), pact.cohort, pact.needed)
         secrets = {}
         for k, i in enumerate(among):
             by_place = {pact.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
@@ -148,7 +163,7 @@ class Secure:
             secrets[i] = masks.joined(dict(usable))
             if i in replies and masks.commitment(secrets[i]) != _raw(pact.dealt[i].commitment):
                 return f"the shares that came do not open the mask of {half.hooks.name(i)}"
-            if i not in replies and masks.public_of(secrets[i]) != pact.keys[i][KEY:]:
+            if i not in replies and masks.public_of(secrets[i]) != pact.keys[i][KEY : 2 * KEY]:
                 return f"the shares that came are not of the key of {half.hooks.name(i)}"
         kind = self.terms.scale.kind(len(pact.places))
         rows = [replies[i].tree.cpu().numpy().view(kind) for i in senders]
@@ -158,9 +173,23 @@ class Secure:
             if i in replies:
                 total = total - masks.mask(secrets[i], len(total), kind)
             else:
-                others = {j: pact.keys[j][KEY:] for j in senders}
+                others = {j: pact.keys[j][KEY : 2 * KEY] for j in senders}
                 total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
         return np.asarray(total)
+
+    def _agreed(self, half: RemoteServer, pact: _Pact, part: int, senders: Sequence[int]) -> dict[int, Tensor]:
+        """The signatures of who was heard [SIGNATURE], by who signed."""
+        fields, digest = {"part": part, "heard": senders}, heard_of(pact.about, pact.plan.ids.tolist(), senders)
+        request = _to_all(half, "agree", "agreed", pact.plan.round, senders, fields, {}, _bytes(SIGNATURE))
+        answers = half.answers(request, left_out=False)
+        for i, one in [*answers.items()]:
+            if not is_signed(self.peers[i].key, _raw(one.tree), digest):
+                self._refuse(half, answers, i, "a signature that is not of the key by which others know it")
+        return {i: one.tree for i, one in answers.items()}
+
+    def _refuse(self, half: RemoteServer, answers: dict[int, Reply], client: int, why: str) -> None:
+        half.hooks.refuse(client, why)
+        del answers[client]
 
     def _void(self, half: RemoteServer, plan: Plan, why: str) -> Summed:
         changed = "changed nothing" if half.algorithm.phases.unheard is None else "added noise alone"
@@ -200,10 +229,6 @@ def _unflat(form: Tree, values: np.ndarray, scaled: Sequence[float], device: tor
 
 def _bytes(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8)
-
-
-def _halves(keys: bytes) -> tuple[bytes, bytes]:
-    return keys[:KEY], keys[KEY:]
 
 
 def _raw(tensor: Tensor) -> bytes:

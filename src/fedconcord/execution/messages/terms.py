@@ -46,8 +46,10 @@ class Terms(NamedTuple):
 
     scale: Scale
     share: float  # of the clients that must be heard to the end
+    cohort: int  # clients of a round, by the job: a server that says most of them are away makes no sum of the others
 
     def needed(self, clients: int) -> int:
-        """Of how many clients the shares open a sum of so many: `share` of them, and always more than half, so that no
-        two disjoint parts of a cohort can be told different things of who was heard."""
-        return max(clients // 2 + 1, math.ceil(self.share * clients - 1e-9))
+        """Of how many clients the shares open a sum that so many began: `share` of the cohort, and always more than
+        half, so that no two disjoint parts of a cohort can be told different things of who was heard."""
+        of = max(clients, self.cohort)
+        return max(of // 2 + 1, math.ceil(self.share * of - 1e-9))

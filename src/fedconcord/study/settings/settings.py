@@ -169,8 +169,8 @@ class SecureSettings(BaseModel):
     """largest absolute value of a number that a site contributes; turns secure sums on"""
     bits: Annotated[int, Field(ge=8, le=48)] = 24
     """number of bits of a masked number; the sum over S sites has an error of up to S clip / 2^bits"""
-    threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6
-    """fraction of the sites that began a secure sum that must be there at its end to open it"""
+    threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.67
+    """fraction of a round's sites that must be there to the end of a secure sum, so that it is opened"""
 
 
 class EvalSettings(BaseModel):
