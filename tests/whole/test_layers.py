@@ -42,7 +42,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
-    "execution": Wing(6230, 4900, ("rows", "messages", "engines", "job", "run")),
+    "execution": Wing(6250, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4450, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
@@ -179,7 +179,7 @@ def test_the_library_is_held_by_one_head() -> None:
     """What a person can know; what grows beyond it is a package beside the library, or goes."""
     # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
     # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure sums
-    assert sum(sizes().values()) <= 44_880
+    assert sum(sizes().values()) <= 44_900
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
