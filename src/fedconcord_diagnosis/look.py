@@ -97,6 +97,7 @@ def plan_for(job: Job, round: int, ids: np.ndarray) -> Plan:
         sampler=Sampler(draw, takes_all="always"),
         availability=None,
         dropout=None,
+        tree=None,
         deadline=None,
         late="discard",
     )

@@ -41,6 +41,7 @@ ENDS = (  # settings of where samples lie and how a simulation computes, which a
 SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and why
     "devices": "sites take the time they take",
     "deadline": "it is in simulated seconds",
+    "tree": "one server adds up what sites send",
     "clock": "rounds with sites wait for replies",
     "dropout": "sites are lost by themselves",
     "late": "late replies are not kept",

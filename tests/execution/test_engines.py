@@ -421,7 +421,7 @@ def test_purposes_are_pinned() -> None:
     """No two have one number, by which they would share their draws, and none is renumbered."""
     assert " ".join(f"{name}={int(purpose)}" for name, purpose in rng.Purpose.__members__.items()) == (
         "SPLIT=1 DATA=2 PARTITION=3 INIT=4 SAMPLE=5 WORK=6 BATCH=7 COIN=8 NOISE=9 BLOCK=10 VALIDATION=11 PRIVACY=12 "
-        "ROUND=13 MASK=14 CODE=15 AVAILABLE=20 TRAIT=21 DEVICE=22 DROPOUT=23 FAULT=24 TIE=25 LOOK=30 HOSTILE=40"
+        "ROUND=13 MASK=14 CODE=15 AVAILABLE=20 TRAIT=21 DEVICE=22 DROPOUT=23 FAULT=24 TIE=25 EDGE=26 LOOK=30 HOSTILE=40"
     )
 
 

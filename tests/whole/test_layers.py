@@ -35,14 +35,14 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
-    "method": Wing(10980, 7000, ("contract", "step", "wrappers", "algorithms")),
+    "method": Wing(10990, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
-        10900,  # asynchronous rounds: a clock of events (370 lines with jobs, updates and x^0) beside that of rounds
+        11050,  # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140)
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
-    "execution": Wing(6250, 4900, ("rows", "messages", "engines", "job", "run")),
+    "execution": Wing(6290, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4450, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
@@ -178,8 +178,9 @@ def test_no_wing_is_larger_than_its_budget() -> None:
 def test_the_library_is_held_by_one_head() -> None:
     """What a person can know; what grows beyond it is a package beside the library, or goes."""
     # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
-    # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure sums
-    assert sum(sizes().values()) <= 44_900
+    # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure
+    # sums; 150 of servers above servers
+    assert sum(sizes().values()) <= 45_050
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

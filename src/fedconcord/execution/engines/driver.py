@@ -12,6 +12,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from fedconcord.execution.engines.base import CohortLink, Engine
 from fedconcord.execution.rows import Store
 from fedconcord.method.contract import (
@@ -26,9 +28,21 @@ from fedconcord.method.contract import (
     Tree,
     cohort_of,
     space_of,
+    tree_bytes,
 )
 from fedconcord.method.step.assignment import Assignment
 from fedconcord.support.errors import UserError
+
+
+def through(plan: Plan) -> tuple[int, ...]:
+    """How many edge servers of each tier [T] are above those whose reply comes."""
+    return () if plan.servers is None else tuple(len(np.unique(column)) for column in plan.servers[plan.heard].T)
+
+
+def between(reached: tuple[int, ...], down: Tree, replied: tuple[int, ...], up: Tree) -> np.ndarray:
+    """[T, 2] int64 bytes down and up between each tier of edge servers and what is above it: a message to so many
+    servers, and a total from so many."""
+    return np.multiply(np.array([reached, replied], np.int64).T, [tree_bytes(down), tree_bytes(up)])
 
 
 class Decision(NamedTuple):
@@ -87,20 +101,24 @@ def decide(
         link.train_silently(plan)
         return Decision(Outcome(server, *link.costs), plan)
     down = message = broadcast = algorithm.broadcast(server)
-    refused: tuple[int, ...] = ()
+    reached, refused = plan.reached, tuple[int, ...]()
+    passed = between(reached, (), reached, ())
     if algorithm.phases.prelude is not None:
         phase = Phase(PRELUDE, broadcast, broadcast, algorithm.phases.prelude.contribute)
         plan, total, refused = link.gather(phase, plan)
         message = () if total is None else total
+        passed = passed + between(reached, broadcast, through(plan), message)
         down = down if total is None else algorithm.phases.prelude.absorb(down, total)
     combine = None if algorithm.phases.combine is None else partial(algorithm.phases.combine, server)
     downs = {**versions, plan.round: down}
     plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine, downs), plan)
     link.keep(plan)
+    passed = passed + between(reached, message, through(plan), () if total is None else total)
     cohort, refused = cohort_of(space, plan), tuple(sorted((*refused, *more)))
     if total is None:
         after = server if algorithm.phases.unheard is None else algorithm.phases.unheard(server, cohort)
-        return Decision(Outcome(after, *link.costs, refused), plan)
+        return Decision(Outcome(after, *link.costs, refused, tuple(passed.ravel().tolist())), plan)
     after = algorithm.update(server, total, cohort)
     settling = None if algorithm.phases.settle is None else algorithm.phases.settle.send(broadcast, after)
-    return Decision(Outcome(after, *link.costs, refused), plan, settling)
+    passed = passed + between(through(plan), () if settling is None else settling, through(plan), ())
+    return Decision(Outcome(after, *link.costs, refused, tuple(passed.ravel().tolist())), plan, settling)

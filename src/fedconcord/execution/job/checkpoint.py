@@ -51,6 +51,7 @@ def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor])
         "simulated_seconds": state.simulated_seconds,
         "refused": list(state.refused.items()),
         "versions": list(state.versions),
+        "between": list(state.between),
     }
     about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +107,7 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
         simulated_seconds=counters["simulated_seconds"],
         refused=dict(counters.get("refused", ())),
         versions=versions,
+        between=tuple(counters.get("between", ())),
     )
 
 
@@ -134,7 +136,8 @@ def _are_counters(counters: Mapping[str, Any]) -> bool:
     refused, seconds = counters.get("refused", []), counters.get("simulated_seconds")
     pairs = isinstance(refused, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in refused)
     whole += [number for pair in refused for number in pair] if pairs else []
-    whole += counters.get("versions", []) if isinstance(counters.get("versions", []), list) else [None]
+    for name in ("versions", "between"):
+        whole += counters.get(name, []) if isinstance(counters.get(name, []), list) else [None]
     return pairs and all(type(number) is int and number >= 0 for number in whole) and type(seconds) in (int, float)
 
 

@@ -110,6 +110,7 @@ class State(NamedTuple):
     simulated_seconds: float = 0.0  # cumulative; 0 without devices
     refused: Mapping[int, int] = MappingProxyType({})  # client -> replies that were not finite and left out
     versions: Mapping[int, Tree] = MappingProxyType({})  # round -> its broadcast, where jobs in flight began from it
+    between: tuple[int, ...] = ()  # cumulative, as in `Outcome`
 
 
 class Row(NamedTuple):

@@ -17,7 +17,9 @@ from fedconcord.execution.job.job import Job, Row, State, has_own_models, own_mo
 from fedconcord.execution.rows import Storage
 from fedconcord.federation.objectives.judging import evaluate_own, supervised
 from fedconcord.federation.participation.participation import View
+from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Outcome, Plan, Tree, tree_bytes
+from fedconcord.method.wrappers.forms import forms
 
 
 class Step(NamedTuple):
@@ -59,7 +61,16 @@ def asked(job: Job, state: State) -> State:
         bytes_up=outcome.bytes_up,
         bytes_down=outcome.bytes_down,
         gradient_steps=outcome.gradient_steps,
+        between=_asked_between(job),
     )
+
+
+def _asked_between(job: Job) -> tuple[int, ...]:
+    """Bytes between servers before round 0: x^0 to every edge server, and a total of the prologue from each."""
+    x = job.problem.init(job.schedule.seed)
+    each = tree_bytes(x), tree_bytes(forms(job.algorithm, x).share)
+    tree = job.schedule.tree if isinstance(job.schedule, Schedule) else None
+    return () if tree is None else tuple(count * size for count in tree.counts for size in each)
 
 
 def resolved(job: Job, state: State | None = None, rounds: int = 1) -> Job:
@@ -117,7 +128,13 @@ def advance(job: Job, state: State) -> State:
         simulated_seconds=state.simulated_seconds + plan.seconds,
         refused={**state.refused, **{i: state.refused.get(i, 0) + 1 for i in outcome.refused}},
         versions=versions,
+        between=_added(state.between, outcome.between),
     )
+
+
+def _added(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    """Bytes between servers so far; no numbers of a round in which none passed."""
+    return tuple(a + b for a, b in zip(before, now, strict=True)) if before and now else before or now
 
 
 def _unused(job: Job, plan: Plan) -> int:

@@ -89,6 +89,9 @@ class Saving:
                 "replies": sum(state.refused.values()),
                 "clients": dict(sorted(state.refused.items())),
             }
+        if state.between:
+            pairs = zip(state.between[::2], state.between[1::2], strict=True)
+            description["tree"] = [{"bytes_down": down, "bytes_up": up} for down, up in pairs]
         for observer in self.observers:
             description |= observer.about()
         return description

@@ -48,6 +48,8 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
         return "asynchronous rounds (clock) need the times of clients; set devices, for example lognormal(0.5)"
     if rules.availability is not None:
         return "asynchronous rounds (clock) take everybody as available; leave availability out, or clock"
+    if rules.tree is not None:
+        return "edge servers (tree) add up what clients send in a round; leave tree out, or clock"
     if rules.deadline is not None or rules.late == "keep":
         return "a deadline is of rounds that wait for replies; leave deadline and late out, or clock"
     if rules.sampler.identity != uniform().identity:

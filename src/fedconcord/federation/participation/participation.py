@@ -2,8 +2,8 @@
 
 1. available: `availability` says who could take part; nobody whose late reply is on its way can.
 2. chosen: `sampler`, among those available, or from all and then limited to those available.
-3. lost: `dropout`, on the client's own coin. It got the model and did a keyed share of its work; nothing comes back,
-   and its state is as before. The server learns it at that moment.
+3. lost: `dropout`, on the client's own coin, or on an edge server's above it (`tree`). It got the model and did a keyed
+   share of its work, or all; nothing comes back, and its state is as before. The server learns it at that moment.
 4. late: whoever is not through at the `deadline`. `discard`: it stops there, as one that is lost. `keep`: it goes on,
    and its reply counts in the round that it comes in, with that round's weights. A round waits for every reply on its
    way, up to its deadline, so a reply of T seconds is ceil(T / deadline) - 1 rounds late.
@@ -21,6 +21,7 @@ from fedconcord.federation.participation.availability import Availability
 from fedconcord.federation.participation.clock import Cost, Devices
 from fedconcord.federation.participation.dropout import Dropout
 from fedconcord.federation.participation.sampling import Drawn, Losses, Sampler, drawn_by
+from fedconcord.federation.participation.servers import Edges
 from fedconcord.method.contract import Algorithm, Aside
 
 
@@ -66,6 +67,7 @@ class Rules(NamedTuple):
     devices: Devices | None = None
     deadline: float | None = None  # seconds
     late: Literal["discard", "keep"] = "discard"
+    tree: Edges | None = None
 
     def known(self) -> bool:
         """Whether the probabilities that clients take part are known."""
@@ -127,6 +129,9 @@ def turnout(
         lost, at, chance = dropout.draw(rules.dropout, seed, round, ids)
         share = np.where(lost, at, share)
         expected, inclusion = expected * (1 - chance), inclusion * (1 - chance)
+    if rules.tree is not None and rules.tree.lost:
+        is_away, away = rules.tree.losses(seed, round, ids)
+        lost, expected, inclusion = lost | is_away, expected * (1 - away), inclusion * (1 - away)
     gradients = cost.gradients(steps, full_cost)
     ends = np.zeros(len(ids))
     limit = np.inf if rules.deadline is None else rules.deadline
@@ -171,6 +176,15 @@ def turnout(
 def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | None:
     """Why these rules cannot be had together, or with such a method on N clients; None if they can."""
     limits = {"availability": rules.availability, "dropout": rules.dropout, "deadline": rules.deadline}
+    if rules.tree is not None:
+        limits |= {"the loss of edge servers": rules.tree.lost or None}
+        if algorithm.phases.combine is not None:
+            return (
+                "contributions that are not summed have to lie at one server, and edge servers (tree) send sums; leave "
+                "tree out, or use aggregate mean and no attack that looks at other clients"
+            )
+        if rules.sampler.by_loss:
+            return "clients' losses are asked one by one, and edge servers (tree) send sums; use another sampling"
     reasons = [name for name, rule in limits.items() if rule is not None]
     keep = rules.deadline is not None and rules.late == "keep"
     replayed = keep or (rules.devices is not None and algorithm.needs.x0)

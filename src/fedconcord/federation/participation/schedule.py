@@ -26,6 +26,7 @@ from fedconcord.federation.participation.events import (
 from fedconcord.federation.participation.jobs import Amount, job_lengths, refusal_of_clock
 from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
 from fedconcord.federation.participation.sampling import Sampler, uniform
+from fedconcord.federation.participation.servers import Edges
 from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
 from fedconcord.method.contract import Algorithm, Aside, Cohort, Orders, Plan, Roster, rng, weights
 from fedconcord.support.errors import UserError
@@ -56,13 +57,14 @@ class Schedule:
     devices: Devices | None = None  # how long clients take; without, no time is simulated
     deadline: float | None = None  # seconds of a round
     late: Literal["discard", "keep"] = "discard"  # replies after the deadline
+    tree: Edges | None = None  # servers between the clients and the root; none if none
     clock: Clock | None = None  # asynchronous: a round is one update, of `cohort` replies; none: rounds wait
     _memo: dict[str, _Past] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def rules(self) -> Rules:
         """Who takes part."""
-        return Rules(self.sampler, self.availability, self.dropout, self.devices, self.deadline, self.late)
+        return Rules(self.sampler, self.availability, self.dropout, self.devices, self.deadline, self.late, self.tree)
 
     @property
     def draws(self) -> Keyed:
@@ -105,7 +107,14 @@ class Schedule:
             waited=now.waited if algorithm.phases.late else None,
             aside=now.aside,
             seconds=now.seconds,
+            servers=None if self.tree is None else self.tree.above(self.seed, now.ids),
+            reached=() if self.tree is None else self._reached(self.tree, now),
         )
+
+    def _reached(self, tree: Edges, now: Turnout) -> tuple[int, ...]:
+        """How many servers of each tier the messages to a cohort pass: those above clients that work or are lost."""
+        ids = np.append(now.ids[now.waited == 0], np.array(now.aside.lost, np.int64))
+        return tuple(len(np.unique(column)) for column in tree.above(self.seed, ids).T)
 
     def orders(self, algorithm: Algorithm, round: int, client: int, n: int) -> Orders:
         """What a client of n samples is told of a round, but for its weight p: where all reply at once, with no time
@@ -193,7 +202,8 @@ class Schedule:
         return self._next(round, algorithm, roster, view, past)
 
     def _next(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None, past: _Past) -> Turnout:
-        needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
+        may_lose = self.dropout is not None or (self.tree is not None and self.tree.lost > 0)
+        needs = self.sampler.by_loss or may_lose or self.devices is not None
         if view is None and needs:
             raise UserError(BLIND)
         losses = np.zeros_like if view is None else view.losses

@@ -31,6 +31,7 @@ TOPICS = (
         "availability",
         "dropout",
         "devices",
+        "trees",
         "clocks",
         "oracles",
         "optimisers",

@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     DROPOUT = 23  # who is lost in a round, and when
     FAULT = 24  # what becomes of the messages of a round on a wire with faults
     TIE = 25  # the order of what happens at one tick of the clock of asynchronous rounds
+    EDGE = 26  # which edge servers are lost in a round
     LOOK = 30  # clients and samples that a diagnosis looks at
     HOSTILE = 40  # which clients attack in a simulation
 

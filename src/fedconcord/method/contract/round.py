@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -49,6 +49,8 @@ class Plan(NamedTuple):
     lrs: np.ndarray | None = None  # [S] float64 local step size of each; None: all `lr`
     damping: np.ndarray | None = None  # [S] float64 factor in w; None: all 1
     in_flight: tuple[int, ...] = ()  # versions that the replies of later updates began from
+    servers: np.ndarray | None = None  # [S, T] int64, the edge server above each in each tier, lowest first; None: none
+    reached: tuple[int, ...] = ()  # [T] servers of each tier that messages to the cohort pass, the lost among it too
 
     @property
     def answers(self) -> np.ndarray:
@@ -133,6 +135,7 @@ class Outcome(NamedTuple):
     bytes_up: int  # all messages of the cohort
     gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
     refused: tuple[int, ...] = ()  # ids of those whose reply was not finite and left out, which the costs count
+    between: tuple[int, ...] = ()  # [2 T] bytes down and up between each tier of edge servers and what is above it
 
 
 class Phase(NamedTuple):
@@ -255,10 +258,21 @@ def total_of(phase: Phase, replies: Mapping[int, Tree], space: Space, plan: Plan
     heard, cohort = np.flatnonzero(plan.heard), cohort_of(space, plan)
     shares = (phase.contribute(replies[int(plan.ids[k])], sender_of(space, plan, int(k)), cohort) for k in heard)
     if phase.combine is None or not len(heard):
-        return tree_sum(shares)
+        return tree_sum(shares) if plan.servers is None else _nested(shares, plan.servers[heard])
     first, *others = shares
     total = phase.combine(tree_map(_rows, first, *others), senders_of(space, plan, heard), cohort)
     return tree_map(lambda leaf, like: leaf if like.ndim else leaf.reshape(()), total, first)
+
+
+def _nested(shares: Iterable[Tree], servers: np.ndarray) -> Tree | None:
+    """The sum of shares, each added at its server of the lowest tier, and these sums at the next; servers: [S, T]."""
+    for tier in range(servers.shape[1]):
+        sums: dict[int, Tree] = {}
+        _, firsts = np.unique(servers[:, tier], return_index=True)
+        for server, share in zip(servers[:, tier].tolist(), shares, strict=True):
+            sums[server] = tree_map(torch.add, sums[server], share) if server in sums else share
+        servers, shares = servers[firsts], [sums[server] for server in sorted(sums)]
+    return tree_sum(shares)
 
 
 def _rows(*leaves: Tensor) -> Tensor:

@@ -89,6 +89,9 @@ def sentences(folder: Path) -> Iterator[str]:
             f"refused by the server, {wire['repeated']} it had already; {wire['client_restarts']} restarts of clients, "
             f"{wire['server_restarts']} of the server; {wire['clients_lost']} times a client was left out of a round"
         )
+    for height, bytes_of in enumerate(saved.get("tree", ()), 1):
+        down, up = (size(bytes_of[f"bytes_{way}"]) for way in ("down", "up"))
+        yield f"tree: {down} down to edge servers of tier {height}, {up} up from them, beside what clients got and sent"
     if (privacy := saved.get("privacy")) is not None:
         yield f"privacy of a client: {privacy['said']}"
 

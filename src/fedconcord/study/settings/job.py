@@ -116,6 +116,7 @@ def build(config: Config) -> Job:
             sampler=part("sampling", config.sampling),
             availability=None if config.availability is None else part("availability", config.availability),
             dropout=None if config.dropout is None else part("dropout", str(config.dropout)),
+            tree=None if config.tree is None else part("tree", config.tree),
             devices=None if config.devices is None else part("devices", config.devices),
             deadline=config.deadline,
             late=config.late,

@@ -256,7 +256,9 @@ def settings_for(config: Config, name: str) -> Config:
     if name == "local":
         measured |= {"every": config.rounds, "clients_every": None}
     update: dict[str, object] = {"eval": config.eval.model_copy(update=measured), "late": "discard", "algorithm": {}}
-    update |= dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline", "clock", "label"))
+    update |= dict.fromkeys(
+        ("server", "upload", "aggregate", "hostile", "dropout", "deadline", "clock", "label", "tree")
+    )
     update |= {"wire": WireSettings(), "privacy": PrivacySettings()}
     update["local"] = config.local.model_copy(update={"term": None})
     if config.engine.name == "wire":

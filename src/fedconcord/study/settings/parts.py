@@ -27,6 +27,7 @@ from fedconcord.federation.participation.clock import DEVICES
 from fedconcord.federation.participation.dropout import DROPOUT
 from fedconcord.federation.participation.events import CLOCKS
 from fedconcord.federation.participation.sampling import samplers
+from fedconcord.federation.participation.servers import TREES
 from fedconcord.federation.participation.work import WHAT, WORK, Work, rates
 from fedconcord.federation.partitions import partitions
 from fedconcord.federation.partitions.skew import FEATURES, LABELS
@@ -63,6 +64,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "lr_schedule": Registry(WHAT, rates(), "lr_schedule"),
     "availability": Registry("availability", AVAILABILITY, "availability"),
     "dropout": Registry("dropout", DROPOUT, "dropout"),
+    "tree": Registry("tree of servers", TREES, "trees"),
     "devices": Registry("model of devices", DEVICES, "devices"),
     "clock": Registry("clock", CLOCKS, "clocks"),
     "server": Registry("server optimiser", OPTIMIZERS, "server"),

@@ -346,14 +346,15 @@ class Config(BaseModel):
     rounds: Count = key(100, stage="run")
     """number of communication rounds"""
     lr_schedule: str = key("constant", "a schedule such as cosine(100) or step(30,0.1)", stage="job")
-    """how the local step size changes from round to round, as a factor on it, or package.module:function for a schedule
-    of your own"""
+    """a factor on the local step size from round to round, or package.module:function for a schedule of your own"""
     sampling: str = key("uniform", "a sampling such as uniform or bernoulli(0.1)", stage="job")
     """how the clients of a round are chosen, or package.module:factory for a sampling of your own"""
     availability: str | None = key(None, "an availability such as coins(0.1,1) or markov(0.1,0.3)")
     """which clients are available in a round; if none is given, all are"""
     dropout: float | str | None = key(None, "a number such as 0.1 or a rule such as by_client(0,0.2)")
     """probability that a client drops out in the middle of a round; if none, no client does"""
+    tree: str | None = key(None, "edge servers such as edges(32, above=[4])")
+    """servers between the clients and the root, whose sums nest, and which may be lost; if none, there is one server"""
     devices: str | None = key(None, "a model of devices such as lognormal(0.5)")
     """how fast the clients' devices and links are, which simulates the time of rounds; if none, there is no time"""
     deadline: Positive | None = None
@@ -375,8 +376,7 @@ class Config(BaseModel):
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = key(
         None, "a list of integers >= 0 such as 0,1,2", usual=[0], stage="job"
     )
-    """the seeds of a comparison: every method runs once with each, and all methods of one seed meet the same clients
-    and batches"""
+    """the seeds of a comparison: all methods run once with each, and of one seed meet the same clients and batches"""
     out: str | None = key(None, stage="run", metavar="DIR")
     """folder for the results; if none, a new folder below runs/"""
     track: list[str] = key([], "a list of trackers such as tensorboard,mlflow", stage="run")
