@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fedconcord.execution.engines import Engine, Serial, Stacked
-from fedconcord.execution.job import Job, State, advance, checkpoint, plan_of, refusals, start
-from fedconcord.federation.objectives import quadratics
+from fedconcord.execution.job import Job, State, advance, checkpoint, plan_of, population_of, refusals, start
+from fedconcord.federation.objectives import Quadratic, quadratics
 from fedconcord.federation.participation.sampling import Drawn, Sampler
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.servers import Edges, edges, from_file
@@ -201,3 +201,53 @@ def test_a_mistake_is_a_sentence(words: str, said: str, tmp_path: Path, capsys: 
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+# -- edges that run rounds of their own: the page's loop -----------------------------------------------------------
+
+
+def cloud_round() -> Any:
+    """The function that docs/trees.md shows."""
+    page = (Path(__file__).parents[2] / "docs" / "trees.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    return names["cloud_round"]
+
+
+def limit(job: Job, tree: Edges, edge_rounds: int, steps: int, lr: float) -> np.ndarray:
+    """Where HierFAVG ends on quadratics, in closed form."""
+    assert isinstance(job.problem, Quadratic)
+    H, b = job.problem.H_mean.numpy(), job.problem.b_mean.numpy()
+    p, eye = population_of(job).p.double().numpy(), np.eye(DIM)
+    M = np.stack([eye - np.linalg.matrix_power(eye - lr * A, steps) for A in H])
+    minima = np.linalg.solve(H, b[..., None])[..., 0]
+    homes = tree.above(job.schedule.seed, np.arange(CLIENTS))[:, 0]
+    left, right = np.zeros((DIM, DIM)), np.zeros(DIM)
+    for edge in np.unique(homes):
+        here = homes == edge
+        P = p[here].sum()
+        Me = np.einsum("i,ijk->jk", p[here] / P, M[here])
+        be = np.linalg.solve(Me, np.einsum("i,ijk,ik->j", p[here] / P, M[here], minima[here]))
+        Ne = eye - np.linalg.matrix_power(eye - Me, edge_rounds)
+        left, right = left + P * Ne, right + P * Ne @ be
+    return np.asarray(np.linalg.solve(left, right))
+
+
+@pytest.mark.parametrize("edge_rounds", [1, 2, 5])
+def test_hierfavg_ends_at_its_closed_form(edge_rounds: int) -> None:
+    one, tree, steps, lr = cloud_round(), edges(3), 4, 0.3
+    problem = quadratics(1, CLIENTS, torch.float64, torch.device("cpu"), dim=DIM, condition=4.0)
+    job = Job(problem, METHODS["fedavg"](), Schedule(3, CLIENTS, lr, fixed(steps), "steps"), engine=Serial())
+    state = start(job)
+    rounds = 120 // edge_rounds
+    for _ in range(rounds):
+        state = one(job, state, tree, edge_rounds)
+    want = limit(job, tree, edge_rounds, steps, lr)
+    np.testing.assert_allclose(state.server.x.numpy(), want, rtol=1e-12, atol=1e-12)
+    assert state.round == 120
+    assert state.bytes_up == 120 * CLIENTS * 8 * DIM
+    if edge_rounds == 1:
+        flat = after(job, 120)
+        np.testing.assert_allclose(state.server.x.numpy(), flat.server.x.numpy(), rtol=1e-12, atol=1e-12)
+    else:
+        assert np.linalg.norm(want - limit(job, tree, 1, steps, lr)) > 1e-3  # it is another point
