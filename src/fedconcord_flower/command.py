@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,6 +16,7 @@ from fedconcord.interface.cli.base import DIVERGED, complain, console, fail, imp
 from fedconcord.interface.cli.options import Given, Trust, option, sources_of, takes_settings
 from fedconcord.interface.cli.progress import latest_metric
 from fedconcord.support.errors import LostError, UserError
+from fedconcord_flower.watch import Watch
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord_flower.trial import Member
@@ -231,17 +230,23 @@ def server(
 @app.command()
 def site(
     name: Annotated[str, typer.Argument(help="The site's name, as its key is registered.", metavar="NAME")],
-    server: Annotated[str, option("The server's address.", "HOST:PORT")],
     data: Annotated[str, option("The site's file of samples.", "FILE")],
+    server: Annotated[str, option("The server's address.", "HOST:PORT")] = "",
     keys: Keys = "keys",
     folder: Annotated[str, option("Folder for what the site remembers between rounds. [site-NAME]", "DIR")] = "",
     policy: Rules = "",
+    preview: Annotated[str, option("Start nothing: show what the job of this file would have sent.", "FILE")] = "",
 ) -> None:
     """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the folder of keys."""
-    from fedconcord_flower import standing
-
     place = Path(folder or f"site-{name}")
     rules = Path(policy) if policy else None
+    if preview:
+        _preview(Path(preview), Path(data), name, rules)
+        return
+    from fedconcord_flower import standing
+
+    if not server:
+        raise UserError("--server is missing: it names the server's address, as in server.example.org:8443")
     _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell, rules))
 
 
@@ -268,6 +273,28 @@ def ledger(
         if (epsilon := epsilon_of(mine)) > 0:
             say(f"{mine[-1]['path']} (SHA-256 {file[:12]}): epsilon {epsilon:.4g} over all runs, site as unit")
     say(f"{len(lines)} lines, none changed; the last has the hash {book.head}")
+
+
+def _preview(job: Path, data: Path, name: str, rules: Path | None) -> None:
+    """Say what a job would have a site send."""
+    with importing():
+        from fedconcord.study.settings.resolve import as_toml
+        from fedconcord.study.settings.sources import from_file
+        from fedconcord.support import imports
+        from fedconcord_flower.preview import preview
+        from fedconcord_sites.policy import USUAL, read
+
+    text = as_toml(from_file(job))
+    imports.check(text, "module")
+    answers, why = preview(text, data, name, read(rules) if rules else USUAL)
+    for one in answers:
+        say(f"{one.question} -> {one.kind}, at most {one.most} in a run, {one.bytes:,} bytes")
+        for line in one.leaves:
+            say(f"    {line}")
+        say(f"  tells: {one.tells}")
+    if why is not None:
+        raise UserError(f"the job would end here: {why}")
+    say("nothing was sent: copies of this site stood for the others; `fedconcord flower ledger` prints what was sent")
 
 
 def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) -> None:
@@ -332,69 +359,3 @@ def _refuse(differences: Sequence[str]) -> None:
         fail(sentence)
     if differences:
         raise typer.Exit(2)
-
-
-class Watch:
-    """Shows rounds and sites: a table that changes on a terminal, lines elsewhere."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-        self.began = time.monotonic()
-        self.states: Mapping[str, str] = {}
-        self.answered: dict[str, int] = {}
-        self.asked: dict[str, int] = {}
-        self.title = "starting"
-        self.live = Live(self._table(), console=console, transient=True) if console.is_terminal else None
-
-    def __enter__(self) -> Watch:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        if "say" in event:
-            self._line(event["say"])
-        elif "sites" in event:
-            for name, state in event["sites"].items():
-                if self.states.get(name) != state and not self.live:
-                    self._line(f"site {name}: {state}")
-            self.states = event["sites"]
-        elif "asked" in event:
-            for name in event["asked"]:
-                self.asked[name] = self.asked.get(name, 0) + 1
-            for name in event["answered"]:
-                self.answered[name] = self.answered.get(name, 0) + 1
-            for name, reason in event["failed"].items():
-                self._line(f"site {name} failed: {reason}")
-        elif "kind" in event:
-            self._heard(event)
-        if self.live:
-            self.live.update(self._table())
-
-    def _heard(self, event: Mapping[str, Any]) -> None:
-        """What the core says: a round, or a sentence."""
-        if event["kind"] != "row":
-            self._line(event["text"])
-            return
-        metric = latest_metric(event["metrics"])
-        self.title = f"round {event['round']} of {self.rounds}" + (f", {metric}" if metric else "")
-        if not self.live:
-            say(self.title)
-
-    def _line(self, text: str) -> None:
-        if self.live:
-            self.live.console.print(text, markup=False, soft_wrap=True)
-        else:
-            say(text)
-
-    def _table(self) -> Table:
-        table = Table(title=f"{self.title}, {time.monotonic() - self.began:.0f} s", title_justify="left", box=None)
-        for column in ("site", "state", "answered", "asked"):
-            table.add_column(column)
-        for name, state in self.states.items():
-            table.add_row(name, state, str(self.answered.get(name, 0)), str(self.asked.get(name, 0)))
-        return table

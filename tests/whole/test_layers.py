@@ -31,7 +31,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2310, 1900),
     "fedconcord_sites": Wing(3460, 2800),  # sites that know each other: a file of keys, compared before round 0
-    "fedconcord_flower": Wing(1940, 1600),  # keys are shown by fingerprint, a trial that goes on keeps them
+    # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
+    "fedconcord_flower": Wing(2140, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
