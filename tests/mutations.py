@@ -33,6 +33,7 @@ TUNING, BASELINES, DIAGNOSIS = (
 RANKS = ("tests/execution/test_distributed.py", "-k", "serial_engine and 2")
 PRIVACY = ("tests/method/test_privacy.py",)
 ROBUST = ("tests/method/test_robust.py",)
+SERVERS = ("tests/federation/test_servers.py", "-k", "nest or bytes or absent or lost or chances or edges")
 FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
@@ -53,6 +54,10 @@ class Mutation(NamedTuple):
 
 def asynchronous(file: str, old: str, new: str) -> Mutation:
     return Mutation((Edit(file, old, new),), ASYNCHRONOUS)
+
+
+def servers(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(file, old, new),), SERVERS)
 
 
 def remembering(file: str, old: str, new: str) -> Mutation:
@@ -140,7 +145,7 @@ MUTATIONS: dict[str, Mutation] = {
     "last client's change only": Mutation(
         (
             Edit("execution/engines/stacked.py", "lambda leaf: leaf.sum(0)", "lambda leaf: leaf[-1]"),
-            Edit("method/contract/trees.py", "total = tree_map(torch.add, total, tree)", "total = tree"),
+            Edit("method/contract/trees.py", "tree_map(torch.add, total, tree)", "tree"),
         ),
         (FIXED, "-k", "sums or identities"),
     ),
@@ -186,6 +191,29 @@ MUTATIONS: dict[str, Mutation] = {
     "extrapolation: lengths without weights": server(("sender.w * up.square", "up.square / cohort.n")),
     "extrapolation: the answer is the last model": server(("x - last / 2", "x")),
     "extrapolation: the length of the model": server(("(done.x - model_of(down)).square()", "done.x.square()")),
+    "servers: the last sum of an edge only": servers(
+        "method/contract/round.py", "tree_map(torch.add, sums[server], share) if server in sums else share", "share"
+    ),
+    "servers: sums of the lowest tier under other servers": servers(
+        "method/contract/round.py", "servers, shares = servers[firsts]", "servers, shares = servers[: len(firsts)]"
+    ),
+    "servers: all servers send a total": servers(
+        "execution/engines/driver.py", "between(reached, message, through(plan),", "between(reached, message, reached,"
+    ),
+    "servers: nothing settles between them": servers(
+        "execution/engines/driver.py",
+        "between(through(plan), () if settling is None else settling,",
+        "between(through(plan), (),",
+    ),
+    "servers: a lost one leaves the chances as they were": servers(
+        "federation/participation/participation.py", "inclusion * (1 - away)", "inclusion"
+    ),
+    "servers: clients below a lost one reply": servers(
+        "federation/participation/participation.py", "lost | is_away, expected", "lost, expected"
+    ),
+    "servers: coins of a tier are those of the next": servers(
+        "federation/participation/servers.py", "            first += count\n", ""
+    ),
     "asynchronous: clients begin from the newest model": asynchronous(
         "method/contract/round.py",
         "self.down if plan.version is None else self.downs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord.execution.engines import Engine, Serial, Stacked
+import fedconcord
+from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
 from fedconcord.execution.job import Job, State, advance, checkpoint, plan_of, population_of, refusals, start
 from fedconcord.federation.objectives import Quadratic, quadratics
 from fedconcord.federation.participation.sampling import Drawn, Sampler
@@ -25,6 +27,7 @@ from fedconcord.interface.cli import call
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import TRAIN, Algorithm, Phase, Plan, space_of, total_of, tree_leaves
 from fedconcord.method.wrappers.robust import median, with_aggregate
+from fedconcord.study.statistics.format import size
 from fedconcord.support.errors import UserError
 from table import TABLE, make
 
@@ -181,6 +184,17 @@ def test_the_command_says_what_passed(tmp_path: Path) -> None:
     assert "down to edge servers of tier 1" in done.stdout
     [tier] = json.loads((out / "run.json").read_text())["tree"]
     assert 0 < tier["bytes_up"] <= tier["bytes_down"]
+    page = fedconcord.write_report([out], out=tmp_path / "report.html").read_text()
+    down, up = (re.escape(size(tier[f"bytes_{way}"])) for way in ("down", "up"))
+    assert re.search(f"Between edge servers and what is above them, from below: .*{down} down and {up} up", page)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "afedpd"])
+def test_over_a_wire_the_sums_nest_and_count_alike(name: str) -> None:
+    for tree in DEPTHS.values():
+        serial, wire = (after(job_of(make(name), tree, engine)) for engine in (Serial(), Wire()))
+        assert wire.between == serial.between
+        torch.testing.assert_close(wire.server.x, serial.server.x, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
     "execution": Wing(6290, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
-    "insight": Wing(4450, 3900, ("report", "methods", "advice")),
+    "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1600, 1300),
     "root": Wing(310, 220),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.insight.report.method_tables import iterates
-from fedconcord.study.statistics.format import goal_value, lead_words, listing, value
+from fedconcord.study.statistics.format import goal_value, lead_words, listing, size, value
 from fedconcord.study.statistics.load import Array, Run
 from fedconcord.study.statistics.metric import Metric
 from fedconcord.study.statistics.stats import ALPHA, FEW, Comparison, tail_mean
@@ -104,7 +104,7 @@ def words(s: Summary) -> list[str]:
         )
     sentences += map(esc, majority_words(s))
     sentences += _objective_words(s) + _target_words(s)
-    return sentences + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s)
+    return sentences + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s) + _tree_words(s)
 
 
 def majority_words(s: Summary) -> list[str]:
@@ -188,6 +188,15 @@ def _privacy_words(s: Summary) -> list[str]:
         return []
     figures = "The figures of this page are the simulator's view: they were measured without noise."
     return [f"Differential privacy of a client: {'; '.join(sentences)}. {figures}"]
+
+
+def _tree_words(s: Summary) -> list[str]:
+    """What passed between servers, beside the bytes of clients, in the first run of each method."""
+    parts = []
+    for m in s.methods:
+        tiers = [f"{size(one['bytes_down'])} down and {size(one['bytes_up'])} up" for one in m.runs[0].head.tree]
+        parts += [f"<b>{esc(s.method(m.name).short)}</b> {', then '.join(tiers)}"] if tiers else []
+    return [f"Between edge servers and what is above them, from below: {'; '.join(parts)}."] if parts else []
 
 
 def _lead(s: Summary, c: Comparison) -> str:

@@ -54,6 +54,7 @@ class Head:
     clients_judged: dict[str, Any] | None = None  # how the final model serves the clients
     baseline: Literal["local", "pooled"] | None = None  # what methods are judged against, and not ranked among them
     privacy: dict[str, Any] | None = None  # what a private run spent
+    tree: tuple[dict[str, int], ...] = ()  # "bytes_down" and "bytes_up" between each tier of servers and what is above
     objective: Literal["samples", "clients"] | None = None  # what counts alike in what is minimised
     majority: tuple[str, float] | None = None  # a class with half of the training samples or more, and its share
     own: bool = False  # the method answers with a model a client
