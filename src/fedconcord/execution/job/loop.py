@@ -67,10 +67,12 @@ def asked(job: Job, state: State) -> State:
 
 def _asked_between(job: Job) -> tuple[int, ...]:
     """Bytes between servers before round 0: x^0 to every edge server, and a total of the prologue from each."""
+    tree = job.schedule.tree if isinstance(job.schedule, Schedule) else None
+    if tree is None:
+        return ()
     x = job.problem.init(job.schedule.seed)
     each = tree_bytes(x), tree_bytes(forms(job.algorithm, x).share)
-    tree = job.schedule.tree if isinstance(job.schedule, Schedule) else None
-    return () if tree is None else tuple(count * size for count in tree.counts for size in each)
+    return tuple(count * size for count in tree.counts for size in each)
 
 
 def resolved(job: Job, state: State | None = None, rounds: int = 1) -> Job:
