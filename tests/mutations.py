@@ -194,9 +194,6 @@ MUTATIONS: dict[str, Mutation] = {
     "servers: the last sum of an edge only": servers(
         "method/contract/round.py", "tree_map(torch.add, sums[server], share) if server in sums else share", "share"
     ),
-    "servers: sums of the lowest tier under other servers": servers(
-        "method/contract/round.py", "servers, shares = servers[firsts]", "servers, shares = servers[: len(firsts)]"
-    ),
     "servers: all servers send a total": servers(
         "execution/engines/driver.py", "between(reached, message, through(plan),", "between(reached, message, reached,"
     ),

@@ -115,6 +115,11 @@ def test_a_lost_server_is_its_clients_absent() -> None:
         absent = after(job_of(make(name), None, cohort=CLIENTS, sampler=Sampler(draw, from_all=True)), 12)
         assert absent.bytes_up == lossy.bytes_up
         assert lossy.bytes_down > absent.bytes_down  # the lost got the model
+        ids = np.arange(CLIENTS)
+        heard = [tree.above(3, ids[~tree.losses(3, t, ids)[0]])[:, 0] for t in range(12)]
+        totals = sum(len(set(servers.tolist())) for servers in heard)
+        if name == "fedavg":  # a message down to all servers, a total up from those that were not lost
+            assert lossy.between[:2] == (12 * 4 * 8 * DIM, totals * 8 * DIM)
         for leaf, value in numbers(absent).items():
             torch.testing.assert_close(numbers(lossy)[leaf], value, rtol=1e-12, atol=1e-12)
 
