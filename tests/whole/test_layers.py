@@ -47,7 +47,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
-    "testing": Wing(1600, 1300),
+    "testing": Wing(1650, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(310, 220),
 }
 
@@ -180,8 +180,8 @@ def test_the_library_is_held_by_one_head() -> None:
     """What a person can know; what grows beyond it is a package beside the library, or goes."""
     # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
     # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure
-    # sums; 150 of servers above servers
-    assert sum(sizes().values()) <= 45_050
+    # sums; 150 of servers above servers; 150 of checks of any method without rounds, yours too
+    assert sum(sizes().values()) <= 45_150
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
