@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from fedconcord import METHODS, MODELS, Dataset, Plan, Supervised, advance, start
+from fedconcord_natural import CARDS
 from table import batches_of
 from tiers import tiers
 
@@ -201,6 +203,14 @@ def test_a_figure_is_drawn_of_what_is_printed(tmp_path: Path, script: str, rows:
     assert len(table) == rows
     assert all(0 <= float(cell.split()[0]) <= 100 for row in table for cell in row[1:])
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_on_worth_has_the_values_that_were_measured() -> None:
+    benchmark = runpy.run_path(str(BENCHMARKS / "natural.py"))
+    values = json.loads(benchmark["VALUES"].read_text())
+    assert set(values) < set(benchmark["COHORTS"]) == set(CARDS)  # three were not run to the end, as the page says
+    assert all(CARDS[name].clients == one["clients"] for name, one in values.items())
+    assert benchmark["table"](values) in (BENCHMARKS.parent / "docs" / "worth.md").read_text()
 
 
 @pytest.mark.parametrize("rule", tiers(("final value", "rounds alone"), quick=[]))
