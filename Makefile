@@ -10,6 +10,8 @@ LOCK ?=
 
 .PHONY: demo test lint docs slow flower processors wheel lock audit clean
 
+# Images often set it; then each of hundreds of processes compiles torch anew, for three seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # Python compiles what it imports: all of torch beforehand would take half a minute.
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check
 pinned = $(INSTALL) --constraint constraints.txt
