@@ -199,6 +199,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
         ("--work -1", "--work must be a number >= 0, given '-1'"),
         ("--port nan", "--port must be a number >= 1, given 'nan'"),
         ("--rows moon", "--rows must be clients or store, given 'moon'"),
+        ("--methods fedadam(server=momentum(0.9))", "the method has a server optimiser of its own, given server"),
         ("--prices server", "--prices must be some of server=, gb= and store="),
         ("--prices store=1", "--prices store= is of rows in a store of the servers; give --rows store too"),
         ("--methods fedavgg", "unknown method 'fedavgg' (did you mean 'fedavg'?)"),

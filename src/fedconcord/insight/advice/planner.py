@@ -35,9 +35,7 @@ from fedconcord.federation.participation.participation import Rules, refusal
 from fedconcord.method.contract import Algorithm, Population, Sender, tree_bytes
 from fedconcord.method.wrappers.factors import FactorRule
 from fedconcord.method.wrappers.forms import COHORT, forms
-from fedconcord.method.wrappers.robust import with_aggregate
-from fedconcord.method.wrappers.server import with_server
-from fedconcord.method.wrappers.uploads import with_uploads
+from fedconcord.study.settings.job import with_parts
 from fedconcord.study.settings.methods import read_method
 from fedconcord.study.settings.parts import part
 from fedconcord.support import grammar
@@ -48,7 +46,7 @@ LINKS = {  # bytes a second up and down, seconds of latency
     "site": (12.5e6, 12.5e6, 0.0),
     "datacentre": (1.25e9, 1.25e9, 0.0),
 }
-WRAPPERS: dict[str, Any] = {"aggregate": with_aggregate, "upload": with_uploads, "server": with_server}  # as a job's
+PARTS = ("aggregate", "upload", "server")  # settings of a method that a plan looks at
 CPU = 1.3e-9  # seconds a byte of a message: checked, read and added; docs/plan.md measures it
 DEEPEST = 3  # tiers
 PETABYTE = 1e15
@@ -147,17 +145,17 @@ def read_algorithm(text: str) -> tuple[str, Algorithm]:
     """
     call, settings = read_method(text)
     algorithm: Algorithm = call()
-    others = settings.keys() - {*WRAPPERS, "label"}
+    others = settings.keys() - {*PARTS, "label"}
     if others:
         raise UserError(f"method {call.name}: a plan does not look at {min(others)}; leave it out")
-    for key, wrapper in WRAPPERS.items():
-        thing = None if settings.get(key) is None else part(key, settings[key])
-        if isinstance(thing, FactorRule):
-            raise UserError(
-                f"method {call.name}: a plan has no model with factors, given aggregate={settings[key]}; leave it out"
-            )
-        algorithm = algorithm if thing is None else wrapper(algorithm, thing)
-    return str(settings.get("label") or text), algorithm
+    aggregate, upload, server = (None if settings.get(key) is None else str(settings[key]) for key in PARTS)
+    rule = None if aggregate is None else part("aggregate", aggregate)
+    if isinstance(rule, FactorRule):
+        raise UserError(
+            f"method {call.name}: a plan has no model with factors, given aggregate={aggregate}; leave it out"
+        )
+    label = str(settings.get("label") or text)
+    return label, with_parts(algorithm, call.name, label, rule, upload, server)
 
 
 def sizes_of(name: str, algorithm: Algorithm, of: Federation) -> Sizes:

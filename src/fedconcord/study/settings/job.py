@@ -24,7 +24,7 @@ from fedconcord.method.wrappers.factors import FactorRule, with_factors
 from fedconcord.method.wrappers.hostile import chosen, with_hostile
 from fedconcord.method.wrappers.late import with_late_replies
 from fedconcord.method.wrappers.optimisers import with_optimiser
-from fedconcord.method.wrappers.robust import with_aggregate
+from fedconcord.method.wrappers.robust import Rule, with_aggregate
 from fedconcord.method.wrappers.server import with_server
 from fedconcord.method.wrappers.tables import with_table
 from fedconcord.method.wrappers.terms import with_term
@@ -43,6 +43,26 @@ def algorithm_of(config: Config) -> Algorithm:
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
     return algorithm
+
+
+def with_parts(
+    algorithm: Algorithm, method: str, label: str | None, rule: Rule | None, upload: str | None, server: str | None
+) -> Algorithm:
+    """The method with a robust rule, compressed uploads and a server optimiser, in this order.
+
+    Raises:
+        UserError: it has a server optimiser already, or a part is wrong.
+    """
+    algorithm = algorithm if rule is None else with_aggregate(algorithm, rule)
+    algorithm = algorithm if upload is None else with_uploads(algorithm, part("upload", upload))
+    if server is None:
+        return algorithm
+    if algorithm.facts.server_optimiser:
+        raise UserError(
+            f"{label}: the method has a server optimiser of its own, given server {server} as well; leave it out, or "
+            f"write {method}(server=none)"
+        )
+    return with_server(algorithm, part("server", server))
 
 
 def build(config: Config) -> Job:
@@ -74,17 +94,8 @@ def build(config: Config) -> Job:
         algorithm = with_term(algorithm, part("local.term", local.term))
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
     rule = None if config.aggregate is None else part("aggregate", config.aggregate)
-    if rule is not None and not isinstance(rule, FactorRule):
-        algorithm = with_aggregate(algorithm, rule)
-    if config.upload is not None:
-        algorithm = with_uploads(algorithm, part("upload", config.upload))
-    if config.server is not None:
-        if algorithm.facts.server_optimiser:
-            raise UserError(
-                f"{config.label}: the method has a server optimiser of its own, given server {config.server} as well; "
-                f"leave it out, or write {config.method}(server=none)"
-            )
-        algorithm = with_server(algorithm, part("server", config.server))
+    of_updates = None if isinstance(rule, FactorRule) else rule
+    algorithm = with_parts(algorithm, config.method or "", config.label, of_updates, config.upload, config.server)
     if config.late == "keep":
         algorithm = with_late_replies(algorithm)
     attackers: tuple[int, ...] = ()
