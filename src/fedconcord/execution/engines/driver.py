@@ -16,6 +16,7 @@ import numpy as np
 
 from fedconcord.execution.engines.base import CohortLink, Engine
 from fedconcord.execution.rows import Store
+from fedconcord.federation.participation.servers import distinct
 from fedconcord.method.contract import (
     PRELUDE,
     TRAIN,
@@ -36,12 +37,14 @@ from fedconcord.support.errors import UserError
 
 def through(plan: Plan) -> tuple[int, ...]:
     """How many edge servers of each tier [T] are above those whose reply comes."""
-    return () if plan.servers is None else tuple(len(np.unique(column)) for column in plan.servers[plan.heard].T)
+    return () if plan.servers is None else distinct(plan.servers[plan.heard])
 
 
 def between(reached: tuple[int, ...], down: Tree, replied: tuple[int, ...], up: Tree) -> np.ndarray:
     """[T, 2] int64 bytes down and up between each tier of edge servers and what is above it: a message to so many
     servers, and a total from so many."""
+    if not reached:  # no tree: a round of one server counts no bytes here
+        return np.empty(0, np.int64)
     return np.multiply(np.array([reached, replied], np.int64).T, [tree_bytes(down), tree_bytes(up)])
 
 

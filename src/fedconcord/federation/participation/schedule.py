@@ -26,7 +26,7 @@ from fedconcord.federation.participation.events import (
 from fedconcord.federation.participation.jobs import Amount, job_lengths, refusal_of_clock
 from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
 from fedconcord.federation.participation.sampling import Sampler, uniform
-from fedconcord.federation.participation.servers import Edges
+from fedconcord.federation.participation.servers import Edges, distinct
 from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
 from fedconcord.method.contract import Algorithm, Aside, Cohort, Orders, Plan, Roster, rng, weights
 from fedconcord.support.errors import UserError
@@ -114,7 +114,7 @@ class Schedule:
     def _reached(self, tree: Edges, now: Turnout) -> tuple[int, ...]:
         """How many servers of each tier the messages to a cohort pass: those above clients that work or are lost."""
         ids = np.append(now.ids[now.waited == 0], np.array(now.aside.lost, np.int64))
-        return tuple(len(np.unique(column)) for column in tree.above(self.seed, ids).T)
+        return distinct(tree.above(self.seed, ids))
 
     def orders(self, algorithm: Algorithm, round: int, client: int, n: int) -> Orders:
         """What a client of n samples is told of a round, but for its weight p: where all reply at once, with no time

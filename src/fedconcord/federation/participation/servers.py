@@ -57,6 +57,11 @@ class Edges(NamedTuple):
         return is_lost, 1 - (1 - self.lost) ** len(self.counts)
 
 
+def distinct(servers: np.ndarray) -> tuple[int, ...]:
+    """How many servers of each tier [T] there are among these [S, T]."""
+    return tuple(len(np.unique(column)) for column in servers.T)
+
+
 Above = Annotated[
     list[Count],
     about("number of servers in each further tier, from below; fewer than in the tier before"),
