@@ -28,8 +28,8 @@ from fedconcord.federation.participation.events import Clock, poly
 from fedconcord.federation.participation.work import fixed
 from fedconcord.method.contract import Tree, rng, weights
 from fedconcord.testing.bench import SEED, Bench, Factory, all_rows, run
-from fedconcord.testing.check import CheckFailedError
-from fedconcord.testing.compare import MismatchError, fail, far, first_difference
+from fedconcord.testing.check import run_check
+from fedconcord.testing.compare import fail, far, first_difference
 
 Sums = Callable[[Tree, Tree, Tensor], tuple[Tensor, Tensor]]
 """(server, all clients' rows, p [N]) -> what the server keeps, and what it should be of the rows, [d] each."""
@@ -64,12 +64,7 @@ def check_asynchronous(
         ("sums", partial(_sums, sums=sums)),
         ("exact", partial(_exact, claims=exact, updates=updates, off=off)),
     ):
-        try:
-            check(bench)
-        except MismatchError as mismatch:
-            raise CheckFailedError(name, *mismatch.args) from None
-        except Exception as error:  # whatever the method raises is a finding
-            raise CheckFailedError(name, "no error", f"{type(error).__name__}: {error}") from error
+        run_check(name, check, bench)
     return off[0]
 
 

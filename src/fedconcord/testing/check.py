@@ -92,10 +92,15 @@ def algorithm_checks(
     bench = Bench(factory, cohort, clients, lr, torch.device(device))
     for name, check in CHECKS.items():
         if name not in skip:
-            yield name, partial(_run, name, check, bench)
+            yield name, partial(run_check, name, check, bench)
 
 
-def _run(name: str, check: Callable[[Bench], None], bench: Bench) -> None:
+def run_check(name: str, check: Callable[[Bench], None], bench: Bench) -> None:
+    """Run one check.
+
+    Raises:
+        CheckFailedError: it fails, or the method raises in it.
+    """
     try:
         check(bench)
     except MismatchError as mismatch:
