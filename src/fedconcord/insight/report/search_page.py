@@ -61,7 +61,7 @@ def write_page(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
     """Write report.html, which links to the report of the final comparison; the path."""
     summary = summarise(load_runs([tuning.folder / "final"]))
     config = tuning.config
-    names = [search.space.method for search in searches]
+    names = [search.space.method for search in searches if search.space.method not in config.baselines]
     data = data_name(config.data)
     heading = f"{len(names)} methods tuned on {data}" if len(names) > 1 else f"{names[0]} tuned on {data}"
     job = [data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]

@@ -28,7 +28,7 @@ class Shared(TypedDict, total=False):
     clients: Annotated[int | None, Option("clients", "clients", "data", "N", False, "integer >= 1", "50", "number of clients, N")]
     cohort: Annotated[int | None, Option("cohort", "cohort", "job", "N", False, "integer >= 1", "10", "number of clients that take part in a round; if it is not given, 10, or all where there are fewer")]
     rounds: Annotated[int | None, Option("rounds", "rounds", "run", "N", False, "integer >= 1", "100", "number of communication rounds")]
-    lr_schedule: Annotated[str | object | None, Option("lr_schedule", "lr_schedule", "job", "NAME", True, "schedule such as cosine(100) or step(30,0.1)", "constant", "a factor on the local step size from round to round, or package.module:function for a schedule of your own")]
+    lr_schedule: Annotated[str | object | None, Option("lr_schedule", "lr_schedule", "job", "NAME", True, "schedule such as cosine(100) or step(30,0.1)", "constant", "the factor on the local step size in each round, or package.module:function for a schedule of your own")]
     sampling: Annotated[str | object | None, Option("sampling", "sampling", "job", "NAME", True, "sampling such as uniform or bernoulli(0.1)", "uniform", "how the clients of a round are chosen, or package.module:factory for a sampling of your own")]
     server: Annotated[str | None, Option("server", "server", "job", "NAME", True, "server optimiser such as momentum(0.9)", "none", "the optimiser that the server applies to the step of the method; if none, the step is taken as it is")]
     upload: Annotated[str | None, Option("upload", "upload", "job", "NAME", True, "compressor such as quantise(8) or topk(0.1)", "none", "how the clients' messages to the server are compressed; if none, they are not")]
@@ -75,7 +75,7 @@ class CompareOptions(Shared, total=False):
     """Arguments of `compare`."""
 
     baselines: Annotated[str | Sequence[str] | None, Option("baselines", "baselines", "run", "LIST", True, "list of baselines such as local,pooled", "none", "what the methods are compared with: local trains every client alone, pooled trains one model on all samples in one place; a baseline may have local settings of its own, as in local(local.lr=0.05)")]
-    seeds: Annotated[int | Sequence[int] | None, Option("seeds", "seeds", "job", "LIST", True, "list of integers >= 0 such as 0,1,2", "0", "the seeds of a comparison: all methods run once with each, and of one seed meet the same clients and batches")]
+    seeds: Annotated[int | Sequence[int] | None, Option("seeds", "seeds", "job", "LIST", True, "list of integers >= 0 such as 0,1,2", "0", "the seeds of a comparison: every method runs once with each, on the same clients and batches as the others")]
 
 OPTIONS = (
     Option("method", "method", "job", "NAME", True, "", "fedavg", "the method that a run trains with, such as fedavg or fedprox(mu=0.1), or package.module:factory for a method of your own"),

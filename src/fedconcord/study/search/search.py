@@ -299,7 +299,7 @@ class Tuned(NamedTuple):
 
     folder: Path  # of the search
     metric: str  # that scores are of
-    methods: list[TunedMethod]  # in the order that was asked for
+    methods: list[TunedMethod]  # in the order that was asked for, and baselines after them
     runs: list[Finished]  # of the final comparison
     report: Path  # of the search and the final comparison
 

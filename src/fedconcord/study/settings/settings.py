@@ -346,7 +346,7 @@ class Config(BaseModel):
     rounds: Count = key(100, stage="run")
     """number of communication rounds"""
     lr_schedule: str = key("constant", "a schedule such as cosine(100) or step(30,0.1)", stage="job")
-    """a factor on the local step size from round to round, or package.module:function for a schedule of your own"""
+    """the factor on the local step size in each round, or package.module:function for a schedule of your own"""
     sampling: str = key("uniform", "a sampling such as uniform or bernoulli(0.1)", stage="job")
     """how the clients of a round are chosen, or package.module:factory for a sampling of your own"""
     availability: str | None = key(None, "an availability such as coins(0.1,1) or markov(0.1,0.3)")
@@ -376,7 +376,7 @@ class Config(BaseModel):
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = key(
         None, "a list of integers >= 0 such as 0,1,2", usual=[0], stage="job"
     )
-    """the seeds of a comparison: all methods run once with each, and of one seed meet the same clients and batches"""
+    """the seeds of a comparison: every method runs once with each, on the same clients and batches as the others"""
     out: str | None = key(None, stage="run", metavar="DIR")
     """folder for the results; if none, a new folder below runs/"""
     track: list[str] = key([], "a list of trackers such as tensorboard,mlflow", stage="run")
