@@ -20,6 +20,7 @@ from fedconcord.federation.participation.work import Keyed, batches, fixed, unif
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Needs, Oracle, Regulariser, Step, rng, roster_of, tree_leaves
 from fedconcord.method.contract.flat import Layout
+from fedconcord.method.contract.pieces import Table
 from fedconcord.method.step import samples
 from fedconcord.method.step.assignment import Assignment
 from fedconcord.method.step.sizes import Fixed
@@ -287,6 +288,18 @@ def test_fedavg_with_a_saga_table_is_fedsaga() -> None:
     for name in ("losac", "fedsam", "mfl", "mimesvrg"):
         with pytest.raises(UserError, match="at minibatch"):
             with_table(make(name), 3)
+
+
+def test_a_method_cannot_read_the_table_that_its_steps_moved() -> None:
+    """Stacked steps move a gathered table where it lies: `finish` has it of the steps alone, never for the old one."""
+    method = make("fedsaga")
+
+    def finish(x, row, done, client):
+        return done.x - x, row._replace(table=row.table + 0 * done.piece(Table).table)
+
+    job = Job(small(), replace(method, finish=finish), SCHEDULE, engine=Stacked(2))
+    with pytest.raises(RuntimeError, match="must match"):
+        run(job)
 
 
 @pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])

@@ -50,7 +50,7 @@ from fedconcord.method.step.assignment import (
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.private import joint_of
 from fedconcord.method.step.samples import full_gradient, losses
-from fedconcord.method.step.step import solve_together
+from fedconcord.method.step.step import solve_together, tables_of
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,11 @@ class StackedCohort:
             client = client._replace(hessian=torch.stack(squares))
         local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, at, gradient)
         is_compiled, graphs = self.engine.kernel == "compiled", self.engine.graphs
-        local_result, cost = solve_together(objective, assignment, local, ids, orders, is_compiled, graphs, joint)
+        tables = tables_of(local, rows)  # gathered for this round alone; none of them is there for `finish`
+        rows = tree_map(lambda leaf: leaf.new_empty(0) if any(leaf is table for table in tables) else leaf, rows)
+        local_result, cost = solve_together(
+            objective, assignment, local, ids, orders, is_compiled, graphs, joint, tables
+        )
         local_result, private = joint.cut(local_result, private)
         up, rows = algorithm.finish(down, rows, local_result, client)
         computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)

@@ -11,6 +11,10 @@ from torch import Tensor
 from fedconcord.method.contract import Tree, tree_leaves, tree_unflatten
 from fedconcord.support.errors import UserError
 
+UNTOUCHED = 2**30
+"""Bytes of a field that are set aside at once. A page that was never written costs no memory; a copy of all rows into a
+longer array costs the round in which it happens several others."""
+
 First = Callable[[np.ndarray], Tree]
 """ids [S] -> rows of these clients before their first round, fields [S, ...]."""
 
@@ -128,7 +132,9 @@ class MemoryStore:
         if absent.all():
             return tree_unflatten(self.template, self._fields.fresh(ids))
         slots[absent] = 0
-        rows = self._fields.from_stored({name: column[_index(slots, column)] for name, column in self._rows.items()})
+        rows = self._fields.from_stored(
+            {name: column.index_select(0, _index(slots, column)) for name, column in self._rows.items()}
+        )
         return self._fields.with_fresh(rows, ids, absent)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
@@ -143,10 +149,11 @@ class MemoryStore:
         for name, leaf in leaves.items():
             column = self._rows[name]
             if len(column) < self._count:
-                longer = column.new_empty(max(self._count, 2 * len(column)), *column.shape[1:])
+                spare = UNTOUCHED // max(leaf[0].nbytes, 1) if column.device.type == "cpu" else 0
+                longer = column.new_empty(max(self._count, 2 * len(column), spare), *column.shape[1:])
                 longer[: len(column)] = column
                 self._rows[name] = column = longer
-            column[_index(slots, column)] = leaf
+            column.index_copy_(0, _index(slots, column), leaf)
 
     def known(self, ids: np.ndarray) -> np.ndarray:
         return np.asarray(self._slot[ids] >= 0)

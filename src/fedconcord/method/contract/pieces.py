@@ -7,7 +7,7 @@ its whole definition, for one client and for a cohort, on every engine.
 Shapes are those of a cohort: vectors [S, d], or [d] where clients share one, tables [S, M, d], numbers [S, 1], [] or
 plain. One client by itself is a cohort of one. `apply` may overwrite the vector that it is given; beside it, it changes
 only the fields that it names in `moves`, in place. A method writes vectors as it has them, and the loop makes those
-that move the step's own.
+that move the step's own; a table of the client's row may be moved where it lies, so that `finish` takes it of `done`.
 
 Beside `apply` a piece may have
 * `after(x)`, called with the moved model after every step;

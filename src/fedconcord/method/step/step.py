@@ -15,7 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Algorithm, Done, Drawn, Local, Objective, Orders, Tree, model_of, tree_map
+from fedconcord.method.contract import (
+    Algorithm,
+    Done,
+    Drawn,
+    Local,
+    Objective,
+    Orders,
+    Tree,
+    model_of,
+    tree_leaves,
+    tree_map,
+)
 from fedconcord.method.contract.pieces import HasPotential
 from fedconcord.method.step.assignment import (
     Assignment,
@@ -198,6 +209,12 @@ def _first(rows: Tree) -> Tree:
     return tree_map(lambda leaf: leaf[0], rows)
 
 
+def tables_of(local: Local, rows: Tree) -> tuple[Tensor, ...]:
+    """The tables [S, M, d] of clients' rows that their steps move: a copy of one costs as much as the steps do."""
+    moved = [getattr(piece, name) for piece in local.pieces for name in piece.traits.moves]
+    return tuple(leaf for leaf in tree_leaves(rows).values() if leaf.ndim > 2 and any(leaf is one for one in moved))
+
+
 # -- a cohort, side by side ----------------------------------------------------------------------------------------
 
 
@@ -210,6 +227,7 @@ def solve_together(
     is_compiled: bool = False,
     graphs: Graphs | None = None,
     joint: Joint = SHARED,
+    given: tuple[Tensor, ...] = (),
 ) -> tuple[Done, int]:
     """The local steps of clients, sorted by steps, most first; and the mini-batch gradients that they took.
 
@@ -217,6 +235,7 @@ def solve_together(
         is_compiled: all steps of a client in one compiled call, where `step.compiled` knows them.
         graphs: where to record and replay steps whose kernels are the same every round.
         joint: the clients' private parts; then what is told is of [x | y].
+        given: of `tables_of`, which the steps may move where they lie.
     """
     counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
     full = assignment.draws.full_cost(assignment.algorithm, counts)  # of a full gradient
@@ -247,7 +266,7 @@ def solve_together(
         opened = walk(first_chain, source_of([rest for _, rest in cut]), before)
         chain, local = chain._replace(x=opened.x), local.starting(opened.x)
         evaluations = int(assignment.costs(first_chain, full, opened).sum())
-    source = source_of(draws)
+    source, chain = source_of(draws), chain._replace(given=given)
     ways = (in_one_call, fused) if is_compiled else (fused,)
 
     def take(chain: Chain, source: Source) -> Walked:
