@@ -43,6 +43,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "FedBuff": [{"method": "fedavg", **some} for some in FREE],
     "CA2FL": [{"method": "ca2fl", **some} for some in FREE],
     "SCAFFOLD, asynchronous": [{"method": "scaffold", **some} for some in FREE],
+    "A-FedPD, asynchronous": [
+        {"method": f"afedpd(rho={rho},virtual=share)", **some, "clock": "asynchronous(25,staleness=none)"}
+        for rho in (0.01, 0.1)
+        for some in FREE
+    ],
     "FedADMM, asynchronous": [
         {"method": ADMM.format(rho), **some, "clock": "asynchronous(25,staleness=none)"}
         for rho in (0.01, 0.1)

@@ -36,7 +36,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
-    "method": Wing(10990, 7000, ("contract", "step", "wrappers", "algorithms")),
+    "method": Wing(11085, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         11050,  # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140)
         8700,
@@ -181,7 +181,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
     # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure
     # sums; 150 of servers above servers; 150 of checks of any method without rounds, yours too
-    assert sum(sizes().values()) <= 45_150
+    # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25
+    assert sum(sizes().values()) <= 45_250
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

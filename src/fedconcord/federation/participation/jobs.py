@@ -31,6 +31,7 @@ def job_lengths(
     """
     assert rules.devices is not None
     gradients = cost.gradients(work.steps, work.full)
+    cost = cost._replace(down=cost.down + cost.settled)  # what followed a client's last update comes with its next job
     took = clock.times([rules.devices(seed, wave, int(i)) for i in ids], cost, gradients, joins=joins)
     lost, share = np.zeros(len(ids), bool), np.ones(len(ids))
     if rules.dropout is not None:
@@ -60,12 +61,12 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
         return (
             f"how often clients reply in asynchronous rounds is not known, and {name} weighs by it; use other weights"
         )
-    needs_rounds = phases.prelude or phases.combine or phases.settle or phases.communicates or phases.late
+    needs_rounds = phases.prelude or phases.combine or phases.communicates or phases.late
     if not phases.asynchronous or needs_rounds or algorithm.needs.everyone:
         return (
             f"asynchronous rounds (clock) are not known to be right for {name} with these settings; leave clock out, "
-            "or use a method such as fedavg, fedasync or scaffold without upload, aggregate, server, hostile and "
-            "local.optimiser"
+            "or use a method such as fedavg, fedasync, scaffold or afedpd(virtual=share) without upload, aggregate, "
+            "server, hostile and local.optimiser"
         )
     if phases.asynchronous == "undamped" and timed.staleness is not None:
         return (

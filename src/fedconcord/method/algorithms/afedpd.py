@@ -10,6 +10,12 @@ and s_i += theta_i - mean when active,
 The row s_i lives where the paper keeps the duals, at the server; the method's answer is the mean model, the paper's
 output. A-FedPDSAM: ibid., with the SAM gradient. Deviation from public forks: their absent duals are assigned (`=`) and
 not added to (`+=`), which does not converge.
+
+virtual `share` is ours: absent duals move by kappa (mean - theta), with kappa = S / N the cohort's share of the
+clients. The move of few is not given whole to all others then, which diverges where replies are old (tests), and each
+D_i may be from a model of the client's own, as in asynchronous rounds: theta+ = mean + lambda_bar / rho, with
+    lambda_bar / rho = common + own,   common += kappa sum_A w_i D_i,   own = sum_i p_i s_i.
+At a fixed point D_i = 0 and common + own = 0, so that the gradients' mean is 0, for every kappa.
 """
 
 from __future__ import annotations
@@ -49,12 +55,39 @@ class Row(NamedTuple):
     s: Tensor  # [d] own part of the dual, in model units
 
 
+class Shared(NamedTuple):
+    x: Tensor  # [d] theta
+    mean: Tensor  # [d] the last cohort's mean model
+    common: Tensor  # [d] the part of all duals that is the same, in model units
+    own: Tensor  # [d] sum of p_i s_i over all clients
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    common: Tensor  # [d]
+
+
+class Moves(NamedTuple):
+    move: Tensor  # [d] sum of w_i D_i
+    own: Tensor  # [d] sum of p_i D_i
+    p: Tensor  # [] sum of p_i
+
+
 @definition()
-def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
+def afedpd(
+    rho: Rho = 0.1,
+    weights: Normalised = "uniform",
+    virtual: Annotated[
+        Literal["all", "share"],
+        about("how far absent duals move: by the cohort's mean move, as in the paper, or by S / N of it"),
+    ] = "all",
+) -> Algorithm:
     """A-FedPD: aligned duals, so that returning clients do not bring stale ones.
 
     A-FedPD, NeurIPS 2024, Algorithm 1.
     """
+    if virtual == "share":
+        return _shared(rho, weights)
 
     def update(server: Server, move: Tensor, cohort: Cohort) -> Server:
         mean = server.x + move
@@ -96,6 +129,43 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
                     "its server steps beyond the cohort's mean, which is early where little drifts",
                 ),
             ),
+        ),
+    )
+
+
+def _shared(rho: float, weights: Literal["uniform", "size"]) -> Algorithm:
+    """Absent duals move with the cohort's share of its mean move."""
+
+    def update(server: Shared, total: Moves, cohort: Cohort) -> Shared:
+        shift, mean = cohort.size / cohort.n * total.move, server.x + total.move
+        common, own = server.common + shift, server.own + total.own - total.p * shift
+        return Shared(mean + common + own, mean, common, own)
+
+    return Algorithm(
+        init=lambda x, population: Shared(x, x, torch.zeros_like(x), torch.zeros_like(x)),
+        init_client=lambda x: Row(torch.zeros_like(x)),
+        broadcast=lambda server: Down(server.x, server.common),
+        start=lambda down, row, client: Local(down.x, Constant(rho * (down.common + row.s)), Pull(rho, down.x)),
+        finish=lambda down, row, done, client: (done.x - down.x, Row(row.s + (done.x - down.x))),
+        contribute=lambda move, sender, cohort: Moves(sender.w * move, sender.p * move, sender.p),
+        update=update,
+        models=lambda server: {"mean": server.mean, "server": server.x},
+        weights=weights,
+        phases=Phases(
+            settle=Settle(lambda down, server: server.common - down.common, lambda shift, row: Row(row.s - shift)),
+            asynchronous="undamped",
+        ),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory(
+                "dual variable -lambda_i",
+                lambda server, rows, p, mean: -rho * (server.common + rows.s),
+                lambda server: -rho * (server.common + server.own),
+                is_dual=True,
+                moves_when_absent=True,
+            ),
+            invariant="the mean of own duals over all clients",
+            remedies=("dissimilar gradients", "stale memory"),
         ),
     )
 

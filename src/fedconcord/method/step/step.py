@@ -227,7 +227,7 @@ def solve_together(
     is_compiled: bool = False,
     graphs: Graphs | None = None,
     joint: Joint = SHARED,
-    given: tuple[Tensor, ...] = (),
+    tables: tuple[Tensor, ...] = (),
 ) -> tuple[Done, int]:
     """The local steps of clients, sorted by steps, most first; and the mini-batch gradients that they took.
 
@@ -235,7 +235,7 @@ def solve_together(
         is_compiled: all steps of a client in one compiled call, where `step.compiled` knows them.
         graphs: where to record and replay steps whose kernels are the same every round.
         joint: the clients' private parts; then what is told is of [x | y].
-        given: of `tables_of`, which the steps may move where they lie.
+        tables: of `tables_of`, which the steps may move where they lie.
     """
     counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
     full = assignment.draws.full_cost(assignment.algorithm, counts)  # of a full gradient
@@ -266,7 +266,7 @@ def solve_together(
         opened = walk(first_chain, source_of([rest for _, rest in cut]), before)
         chain, local = chain._replace(x=opened.x), local.starting(opened.x)
         evaluations = int(assignment.costs(first_chain, full, opened).sum())
-    source, chain = source_of(draws), chain._replace(given=given)
+    source, chain = source_of(draws), chain._replace(tables=tables)
     ways = (in_one_call, fused) if is_compiled else (fused,)
 
     def take(chain: Chain, source: Source) -> Walked:

@@ -31,7 +31,7 @@ class Chain(NamedTuple):
     tolerance: float | None = None  # a client stops when ||grad L_i||^2 <= this
     shared: int | None = None  # d, where x is [x | y] with a private part y
     narrow: tuple[bool, ...] = ()  # of each piece, whether it acts on x alone
-    given: tuple[Tensor, ...] = ()  # what pieces move and nobody else needs: it is moved where it lies
+    tables: tuple[Tensor, ...] = ()  # what pieces move and nobody else needs: it is moved where it lies
 
     def the(self, kind: type[Any]) -> Any:
         """The piece of this kind, or None."""
@@ -82,7 +82,7 @@ class Walked(NamedTuple):
 def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
     """Take the steps [S] of clients; sorted by them, most first, all are views and no copies."""
     x = chain.x.expand(len(steps), -1).clone()
-    pieces = tuple(with_own_state(piece, len(x), chain.given) for piece in chain.pieces)
+    pieces = tuple(with_own_state(piece, len(x), chain.tables) for piece in chain.pieces)
     size = with_own_state(chain.size, len(x))
     following = [k for k, piece in enumerate(pieces) if isinstance(piece, HasAfter)]
     taken, active = steps.copy(), np.arange(len(steps))
@@ -162,15 +162,15 @@ class Ones:
 T = TypeVar("T")
 
 
-def with_own_state(piece: T, clients: int, given: Sequence[Tensor] = ()) -> T:
-    """The piece with what it moves as tensors of its own, a row a client; what is `given` is so already."""
+def with_own_state(piece: T, clients: int, own: Sequence[Tensor] = ()) -> T:
+    """The piece with what it moves as tensors of its own, a row a client; `own` tensors are so already."""
     fields: Any = piece
     values = {name: value for name in moves(piece) if (value := getattr(piece, name)) is not None}
     fresh: T = fields._replace(
         **{
             name: value.expand(clients, -1).clone() if value.ndim < 2 else value.clone()
             for name, value in values.items()
-            if not any(value is one for one in given)
+            if not any(value is one for one in own)
         }
     )
     return fresh

@@ -94,7 +94,7 @@ def take(
     """The steps of a chain that the compiled ones know."""
     x = chain.x.expand(len(steps), -1).clone()
     size = with_own_state(chain.size, len(x))
-    moving = tuple(with_own_state(piece, len(x), chain.given) for piece in chain.pieces if piece.traits.moves)
+    moving = tuple(with_own_state(piece, len(x), chain.tables) for piece in chain.pieces if piece.traits.moves)
     kind = x.numpy().dtype.type
     numbers = network.loss != "cross_entropy"
     columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
