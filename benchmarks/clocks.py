@@ -44,7 +44,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "CA2FL": [{"method": "ca2fl", **some} for some in FREE],
     "SCAFFOLD, asynchronous": [{"method": "scaffold", **some} for some in FREE],
     "A-FedPD, asynchronous": [
-        {"method": f"afedpd(rho={rho},virtual=share)", **some, "clock": "asynchronous(25,staleness=none)"}
+        {"method": f"afedpd_share(rho={rho})", **some, "clock": "asynchronous(25,staleness=none)"}
         for rho in (0.01, 0.1)
         for some in FREE
     ],

@@ -54,6 +54,7 @@ TABLE = {
     "fedhybrid": Row({"rho": 1.0}, exact="full", everyone=True, private=True, paced=False, read=False),
     "fedvra": Row({"gamma": 0.3, "a": 1.0, "d": 4.0}, exact="partial", private=True),
     "afedpd": Row({"rho": 1.0}, exact="partial", private=True),
+    "afedpd_share": Row({"rho": 1.0}, exact="partial"),
     "afedpdsam": Row({"rho": 1.0}, private=True),
     "qffl": Row({"q": 0.5}, mean=True, paced=False),
     "afl": Row({"lambda_lr": 0.01}, everyone=True),

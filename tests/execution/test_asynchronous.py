@@ -361,7 +361,7 @@ def test_what_a_client_draws_is_of_its_dispatch() -> None:
         (lambda one: planned(one, sampler=sampling.by_size()), "use sampling uniform"),
         (lambda one: planned(one, clock=asynchronous(9)), "concurrency of 9"),
         (lambda one: replace(one, algorithm=fedavg(weights="unbiased")), "weighs by it"),
-        (lambda one: replace(one, algorithm=METHODS["afedpd"]()), "afedpd(virtual=share)"),
+        (lambda one: replace(one, algorithm=METHODS["afedpd"]()), "afedpd_share"),
         (lambda one: replace(one, algorithm=METHODS["fedpaq"]()), "fedpaq with these settings"),
         (lambda one: replace(one, algorithm=METHODS["fedsmoo"]()), "fedsmoo with these settings"),
         (lambda one: replace(one, algorithm=METHODS["fedvra"]()), "staleness=none"),

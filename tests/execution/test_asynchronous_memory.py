@@ -14,7 +14,7 @@ from fedconcord.federation.participation.clock import Device
 from fedconcord.federation.participation.dropout import fixed as losing
 from fedconcord.federation.participation.events import Clock, Staleness, hinge, poly
 from fedconcord.federation.participation.work import fixed
-from fedconcord.method.algorithms.afedpd import afedpd
+from fedconcord.method.algorithms.afedpd import afedpd, afedpd_share
 from fedconcord.method.algorithms.ca2fl import ca2fl
 from fedconcord.method.algorithms.fedadmm import fedadmm
 from fedconcord.method.algorithms.fedavg import fedavg
@@ -187,7 +187,7 @@ def test_absent_duals_move_with_their_share_of_the_common_move(clock: Clock | No
     """All duals lambda_i / rho written out, N of them: those that reply move by their own D_i, the others by kappa
     times the cohort's mean move, kappa = K / N; the model is the cohort's mean model and the mean of all duals."""
     rho = 0.6
-    algorithm = afedpd(rho, weights, virtual="share")  # type: ignore[arg-type]
+    algorithm = afedpd_share(rho, weights)  # type: ignore[arg-type]
     where = problem()
     where.sizes[:] = np.arange(1.0, 9.0)
     one = replace(job(clock, engine, dropout=losing(0.2)), algorithm=algorithm, problem=where)
@@ -225,18 +225,17 @@ def test_absent_duals_move_with_their_share_of_the_common_move(clock: Clock | No
 def test_a_share_is_stable_where_the_whole_move_need_not_be(concurrency: int, cohort: int) -> None:
     """The optimum to 1e-8 whoever replies how often; the paper's form refuses the clock with what to write."""
     one = job(Clock(concurrency, max_staleness=10), "stacked", cohort, dropout=losing(0.1))
-    shared, paper = (replace(one, algorithm=afedpd(1.25, virtual=virtual)) for virtual in ("share", "all"))  # type: ignore[arg-type]
+    shared, paper = (replace(one, algorithm=method(1.25)) for method in (afedpd_share, afedpd))  # type: ignore[arg-type]
     assert [*reasons(shared)] == []
     assert isinstance(one.problem, Quadratic)
     assert (after(shared, 1500).server.x - one.problem._optimum).norm() < 1e-8
-    assert any("virtual=share" in reason for reason in reasons(paper))
+    assert any("afedpd_share" in reason for reason in reasons(paper))
     if cohort == 1:  # all the same, without the refusal
         assert (after(paper, 600).server.x - one.problem._optimum).norm() > 1e6
 
 
 def test_with_everyone_in_a_share_is_the_papers_form() -> None:
     runs = [
-        after(replace(job(None, "stacked", 8), algorithm=afedpd(0.6, virtual=virtual)), 20).server.x
-        for virtual in ("all", "share")
+        after(replace(job(None, "stacked", 8), algorithm=method(0.6)), 20).server.x for method in (afedpd, afedpd_share)
     ]
     assert (runs[0] - runs[1]).abs().max() < 1e-13

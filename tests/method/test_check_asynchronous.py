@@ -31,7 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, Any]] = {
     "feddyn": ({"alpha": 1.0}, True, remembered),
     "losac": ({"blocks": 3}, True, None),
     "fedadmm": (PAPER, True, lambda server, rows, p: (server.x, p @ (rows.w + rows.y))),
-    "afedpd": ({"rho": 1.0, "virtual": "share"}, True, lambda server, rows, p: (server.own, p @ rows.s)),
+    "afedpd_share": ({"rho": 2.0}, True, lambda server, rows, p: (server.s, p @ rows.s)),
     "ca2fl": ({}, False, remembered),
     "fedavg": ({}, False, None),
     "fedasync": ({}, False, None),

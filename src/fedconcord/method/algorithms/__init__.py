@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fedconcord.method.algorithms.afedpd import afedpd, afedpdsam
+from fedconcord.method.algorithms.afedpd import afedpd, afedpd_share, afedpdsam
 from fedconcord.method.algorithms.auto import auto
 from fedconcord.method.algorithms.ca2fl import ca2fl
 from fedconcord.method.algorithms.fairness import afl, qffl
@@ -29,7 +29,7 @@ from fedconcord.support.factories import by_name
 METHODS: dict[str, Callable[..., Algorithm]] = by_name(
     *(auto, fedsgd, fedavg, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, fedpaq, fedprox, fedsam, fedcm, mofedsam),
     *(mfl, fednova, fednova_vr, scaffold, vrlsgd, fedgamma, mimesvrg, fedsaga, losac, feddyn, fedspeed, fedsmoo),
-    *(fedpd, fedadmm, fedadmm_inexact, fedhybrid, fedvra, afedpd, afedpdsam, qffl, afl, ditto, pfedme, perfedavg),
-    *(fedasync, ca2fl),
+    *(fedpd, fedadmm, fedadmm_inexact, fedhybrid, fedvra, afedpd, afedpdsam, afedpd_share, qffl, afl, ditto, pfedme),
+    *(perfedavg, fedasync, ca2fl),
 )
 """The methods: name -> factory of an `Algorithm`, whose parameters are the method's."""

@@ -11,11 +11,11 @@ The row s_i lives where the paper keeps the duals, at the server; the method's a
 output. A-FedPDSAM: ibid., with the SAM gradient. Deviation from public forks: their absent duals are assigned (`=`) and
 not added to (`+=`), which does not converge.
 
-virtual `share` is ours: absent duals move by kappa (mean - theta), with kappa = S / N the cohort's share of the
+`afedpd_share` is ours: absent duals move by kappa (mean - theta), with kappa = S / N the cohort's share of the
 clients. The move of few is not given whole to all others then, which diverges where replies are old (tests), and each
 D_i may be from a model of the client's own, as in asynchronous rounds: theta+ = mean + lambda_bar / rho, with
-    lambda_bar / rho = common + own,   common += kappa sum_A w_i D_i,   own = sum_i p_i s_i.
-At a fixed point D_i = 0 and common + own = 0, so that the gradients' mean is 0, for every kappa.
+    lambda_bar / rho = common + s,   common += kappa sum_A w_i D_i,   s = sum_i p_i s_i.
+At a fixed point D_i = 0 and common + s = 0, so that the gradients' mean is 0, for every kappa.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from torch import Tensor
 from fedconcord.method.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.method.contract import (
     Algorithm,
+    Client,
     Cohort,
     Constant,
+    Done,
     Facts,
     Local,
     Memory,
@@ -59,7 +61,7 @@ class Shared(NamedTuple):
     x: Tensor  # [d] theta
     mean: Tensor  # [d] the last cohort's mean model
     common: Tensor  # [d] the part of all duals that is the same, in model units
-    own: Tensor  # [d] sum of p_i s_i over all clients
+    s: Tensor  # [d] sum of p_i s_i over all clients
 
 
 class Down(NamedTuple):
@@ -69,25 +71,21 @@ class Down(NamedTuple):
 
 class Moves(NamedTuple):
     move: Tensor  # [d] sum of w_i D_i
-    own: Tensor  # [d] sum of p_i D_i
+    s: Tensor  # [d] sum of p_i D_i
     p: Tensor  # [] sum of p_i
 
 
+def _finish(down: Server | Down, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+    move = done.x - down.x
+    return move, Row(row.s + move)
+
+
 @definition()
-def afedpd(
-    rho: Rho = 0.1,
-    weights: Normalised = "uniform",
-    virtual: Annotated[
-        Literal["all", "share"],
-        about("how far absent duals move: by the cohort's mean move, as in the paper, or by S / N of it"),
-    ] = "all",
-) -> Algorithm:
+def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     """A-FedPD: aligned duals, so that returning clients do not bring stale ones.
 
     A-FedPD, NeurIPS 2024, Algorithm 1.
     """
-    if virtual == "share":
-        return _shared(rho, weights)
 
     def update(server: Server, move: Tensor, cohort: Cohort) -> Server:
         mean = server.x + move
@@ -98,7 +96,7 @@ def afedpd(
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, Constant(rho * (down.x - down.mean + row.s)), Pull(rho, down.x)),
-        finish=lambda down, row, done, client: (done.x - down.x, Row(row.s + (done.x - down.x))),
+        finish=_finish,
         contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
         models=lambda server: {"mean": server.mean, "server": server.x},
@@ -133,20 +131,24 @@ def afedpd(
     )
 
 
-def _shared(rho: float, weights: Literal["uniform", "size"]) -> Algorithm:
-    """Absent duals move with the cohort's share of its mean move."""
+@definition()
+def afedpd_share(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
+    """A-FedPD whose absent duals move by the cohort's share of its mean move, as asynchronous rounds need.
+
+    After A-FedPD, NeurIPS 2024, Algorithm 1; the share is this library's.
+    """
 
     def update(server: Shared, total: Moves, cohort: Cohort) -> Shared:
         shift, mean = cohort.size / cohort.n * total.move, server.x + total.move
-        common, own = server.common + shift, server.own + total.own - total.p * shift
-        return Shared(mean + common + own, mean, common, own)
+        common, s = server.common + shift, server.s + total.s - total.p * shift
+        return Shared(mean + common + s, mean, common, s)
 
     return Algorithm(
         init=lambda x, population: Shared(x, x, torch.zeros_like(x), torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: Down(server.x, server.common),
         start=lambda down, row, client: Local(down.x, Constant(rho * (down.common + row.s)), Pull(rho, down.x)),
-        finish=lambda down, row, done, client: (done.x - down.x, Row(row.s + (done.x - down.x))),
+        finish=_finish,
         contribute=lambda move, sender, cohort: Moves(sender.w * move, sender.p * move, sender.p),
         update=update,
         models=lambda server: {"mean": server.mean, "server": server.x},
@@ -160,7 +162,7 @@ def _shared(rho: float, weights: Literal["uniform", "size"]) -> Algorithm:
             memory=Memory(
                 "dual variable -lambda_i",
                 lambda server, rows, p, mean: -rho * (server.common + rows.s),
-                lambda server: -rho * (server.common + server.own),
+                lambda server: -rho * (server.common + server.s),
                 is_dual=True,
                 moves_when_absent=True,
             ),

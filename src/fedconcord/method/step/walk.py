@@ -162,15 +162,15 @@ class Ones:
 T = TypeVar("T")
 
 
-def with_own_state(piece: T, clients: int, own: Sequence[Tensor] = ()) -> T:
-    """The piece with what it moves as tensors of its own, a row a client; `own` tensors are so already."""
+def with_own_state(piece: T, clients: int, tables: Sequence[Tensor] = ()) -> T:
+    """The piece with what it moves as tensors of its own, a row a client; `tables` are so already."""
     fields: Any = piece
     values = {name: value for name in moves(piece) if (value := getattr(piece, name)) is not None}
     fresh: T = fields._replace(
         **{
             name: value.expand(clients, -1).clone() if value.ndim < 2 else value.clone()
             for name, value in values.items()
-            if not any(value is one for one in own)
+            if not any(value is one for one in tables)
         }
     )
     return fresh
