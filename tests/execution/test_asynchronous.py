@@ -356,7 +356,6 @@ def test_what_a_client_draws_is_of_its_dispatch() -> None:
     ("change", "sentence"),
     [
         (lambda one: planned(one, devices=None), "set devices"),
-        (lambda one: planned(one, availability=availability.coins()), "leave availability out"),
         (lambda one: planned(one, deadline=3.0), "leave deadline"),
         (lambda one: planned(one, sampler=sampling.by_size()), "use sampling uniform"),
         (lambda one: planned(one, clock=asynchronous(9)), "concurrency of 9"),
@@ -380,6 +379,33 @@ def test_what_is_not_known_to_be_right_is_refused(change: Callable[[Job], Job], 
 def planned(one: Job, **changes: object) -> Job:
     assert isinstance(one.schedule, Schedule)
     return replace(one, schedule=replace(one.schedule, **changes))  # type: ignore[arg-type]
+
+
+def test_a_server_waits_for_a_job_so_long_and_no_longer() -> None:
+    """Jobs of client i take 1.4^i seconds a step: beyond 12 seconds they are lost, with the work done until then."""
+    patient = job(Clock(6), "stacked", work=fixed(3))
+    one = replace(patient, schedule=replace(patient.schedule, clock=Clock(6, timeout=12.0)))  # type: ignore[type-var]
+    state, gave_up = start(one), set[int]()
+    for _ in range(60):
+        plan = plan_of(one, state)
+        assert not {*plan.ids.tolist()} & {6, 7}  # 3 steps of 7.5 and 10.5 seconds, give or take
+        gave_up |= {*plan.aside.lost}
+        assert plan.aside.gradient_steps <= 2 * len(plan.aside.lost)  # a step or two of the three
+        state = advance(one, state)
+    assert {6, 7} <= gave_up <= {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_clients_that_come_and_go(engine: str) -> None:
+    """SCAFFOLD reaches the optimum, and goes on from a checkpoint to the same bits."""
+    clock = Clock(6, staleness=poly(0.5), slot=10.0)
+    one = replace(job(clock, engine, availability=availability.markov(0.3, 0.4)), algorithm=METHODS["scaffold"]())
+    assert [*reasons(one)] == []
+    assert isinstance(one.problem, Quadratic)
+    state = after(one, 600)
+    assert (state.server.x - one.problem._optimum).norm() < 1e-8
+    again = after(replace(one, schedule=replace(one.schedule)), 30, after(one, 12))  # type: ignore[type-var]
+    assert torch.equal(again.server.x, after(one, 30).server.x)
 
 
 def test_devices_of_the_package_drive_the_clock() -> None:

@@ -227,3 +227,53 @@ def test_what_can_never_update_is_refused() -> None:
     assert "concurrency of 10" in str(refusal(Clock(10), 1, 9))
     assert "give 1 to 9" in str(refusal(Clock(4), 10, 9))
     assert "refilled at updates" in str(refusal(Clock(4, "update"), 5, 9))
+
+
+# -- who can be reached, and for how long the server waits -------------------------------------------------------------
+
+
+def dispatches(clock: Clock, n: int, there: events_of_the_clock.There, events: int = 400) -> list[tuple[Moment, Event]]:
+    now, seen = beginning(), []
+    for _ in range(events):
+        now, event = next_event(clock, 2, n, SEED, lengths_of(np.linspace(1, 5, n), 0.3), now, there)
+        seen.append((now, event))
+    return seen
+
+
+def test_everybody_there_is_nobody_asked() -> None:
+    clock, lengths = Clock(4, slot=2.0), lengths_of(np.linspace(1, 5, 8), 0.3)
+    assert words(dispatches(clock, 8, lambda slot: np.arange(8))) == words(run(clock, 2, lengths, 8, 400))
+
+
+def test_jobs_go_to_clients_that_are_there_and_wait_for_the_next_slot() -> None:
+    """Odd clients in odd slots, even ones in even ones, nobody in every third: a job is for whom its slot has."""
+
+    def there(slot: int) -> np.ndarray:
+        return np.arange(slot % 2, 8, 2) if slot % 3 else np.empty(0, np.int64)
+
+    seen, number = dispatches(Clock(4, slot=2.0), 8, there), 0
+    for now, event in seen:
+        if event.kind == "dispatch":
+            slot, number = event.tick // (2 * 10**9), number + 1
+            assert slot % 3 != 0
+            assert (event.jobs["client"] % 2 == slot % 2).all()
+            assert len(now.flights) <= 4
+    assert number > 50
+    first = next(event for _, event in seen if event.kind == "dispatch")
+    assert first.tick == 2 * 10**9  # slot 0 has nobody
+    waits = [event.tick for _, event in seen if event.kind == "dispatch" and event.tick % (2 * 10**9) == 0]
+    assert len(waits) > 20  # places that were free when their clients came
+
+
+def test_free_places_are_filled_as_clients_come() -> None:
+    """One client a slot: the four places are full in the fourth, though nothing ended."""
+    seen = dispatches(Clock(4, slot=0.1), 8, lambda slot: np.array([slot % 8]), 4)
+    assert [(event.kind, event.tick, event.jobs["client"].tolist()) for _, event in seen] == [
+        ("dispatch", k * 10**8, [k]) for k in range(4)
+    ]
+
+
+def test_nobody_ever_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_of_the_clock, "MANY", 50)
+    with pytest.raises(UserError, match=r"nobody was available .* 50 slots of 60 seconds"):
+        next_update(Clock(2), 2, 4, SEED, lengths_of(np.ones(4)), beginning(), lambda slot: np.empty(0, np.int64))

@@ -38,7 +38,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "support": Wing(1350, 1000),
     "method": Wing(11085, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
-        11050,  # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140)
+        11100,  # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140)
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -181,8 +181,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # asynchronous rounds: 500 lines of clock, updates and versions; 250 of CA2FL and of checks for any method
     # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure
     # sums; 150 of servers above servers; 150 of checks of any method without rounds, yours too
-    # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25
-    assert sum(sizes().values()) <= 45_250
+    # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25; clients that come and go, and a
+    # server that gives up on one, without rounds: 50
+    assert sum(sizes().values()) <= 45_300
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

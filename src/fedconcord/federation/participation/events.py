@@ -3,7 +3,9 @@
 `concurrency` C slots hold a job each. A dispatch wave fills the free ones: clients drawn uniformly from the idle, keyed
 by (seed, wave) as a round's cohort is by (seed, round). A client is idle again after the update that its reply is in,
 so a buffer has distinct clients. A job that is lost leaves its slot and its client free when it ends, and so does one
-whose reply is too old: more than `max_staleness` updates are between its start and its arrival.
+whose reply is too old: more than `max_staleness` updates are between its start and its arrival. Where clients come and
+go, who is there is asked for slot floor(time / `slot`); a free place that nobody is there for waits for the next slot,
+and whoever goes in mid-work finishes.
 
 Time is whole nanoseconds, each duration rounded up once, so that the order of events is the same on every machine.
 What happens at one tick: arrivals in the order of a 64-bit key drawn from (seed, TIE, wave, client), an update as soon
@@ -17,6 +19,7 @@ with slots refilled at every reply and C/K - 1 with slots refilled at updates, w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
@@ -52,6 +55,8 @@ class Clock(NamedTuple):
     refill: Literal["reply", "update"] = "reply"  # when a slot whose reply came is free again
     staleness: Staleness | None = None  # the factor on the model's part of a reply's contribution; none: 1
     max_staleness: int | None = None  # updates between a job's start and its own, beyond which a reply does not count
+    slot: float = 60.0  # seconds for which who is available stays the same
+    timeout: float | None = None  # seconds after which the server waits for a job no longer
 
 
 class Lengths(NamedTuple):
@@ -64,6 +69,10 @@ class Lengths(NamedTuple):
 
 LengthsOf = Callable[[int, np.ndarray], Lengths]
 """(wave, ids [F]) -> of their jobs."""
+
+
+There = Callable[[int], np.ndarray]
+"""slot -> ids [A] of the clients that could take part, sorted."""
 
 
 class Moment(NamedTuple):
@@ -100,11 +109,17 @@ class Update(NamedTuple):
     stale: np.ndarray  # [] JOB, whose reply came too late
 
 
-def next_event(clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf, now: Moment) -> tuple[Moment, Event]:
+def next_event(
+    clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf, now: Moment, there: There | None = None
+) -> tuple[Moment, Event]:
     """The next event of a clock over n clients, and the moment after it; costs O(C + K), whatever n is.
 
     Args:
         buffer: K, replies of an update.
+        there: who can be reached; everybody if none.
+
+    Raises:
+        UserError: a job is longer than the clock counts, or nobody can be reached for too long.
     """
     if len(now.buffer) == buffer:
         after = now._replace(buffer=now.buffer[:0], busy=_without(now.busy, now.buffer), version=now.version + 1)
@@ -113,20 +128,34 @@ def next_event(clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf,
         return _ended(clock, now)
     occupied = len(now.flights) + (len(now.buffer) if clock.refill == "update" else 0)
     free = min(clock.concurrency - occupied, n - len(now.busy))
-    if free > 0:
+    if free > 0 and there is None:
         return _dispatched(n, seed, lengths, now, free)
-    return _ended(clock, now._replace(tick=int(now.flights["tick"][0])))
+    width, ends = math.ceil(clock.slot * 1e9), int(now.flights["tick"][0]) if len(now.flights) else LONGEST
+    first = now.tick // width
+    while free > 0 and there is not None and now.tick < ends:
+        ids = np.setdiff1d(there(now.tick // width), now.busy, assume_unique=True)
+        if len(ids):
+            return _dispatched(n, seed, lengths, now, min(free, len(ids)), ids)
+        now = now._replace(tick=min(ends, (now.tick // width + 1) * width))
+        if now.tick // width - first >= MANY:
+            raise UserError(
+                f"nobody was available for {MANY} slots of {clock.slot:g} seconds; give an availability that has "
+                "somebody"
+            )
+    return _ended(clock, now._replace(tick=ends))
 
 
-def next_update(clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf, now: Moment) -> Update:
-    """The next update.
+def next_update(
+    clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf, now: Moment, there: There | None = None
+) -> Update:
+    """The next update; for the arguments see `next_event`.
 
     Raises:
-        UserError: so many jobs in a row are lost that it may never come.
+        UserError: so many jobs in a row are lost that it may never come, or as `next_event`.
     """
     lost, stale, in_a_row = [now.buffer[:0]], [now.buffer[:0]], 0
     while True:
-        now, event = next_event(clock, buffer, n, seed, lengths, now)
+        now, event = next_event(clock, buffer, n, seed, lengths, now, there)
         if event.kind == "update":
             return Update(now, event.jobs, np.concatenate(lost), np.concatenate(stale))
         if event.kind == "loss":
@@ -137,7 +166,7 @@ def next_update(clock: Clock, buffer: int, n: int, seed: int, lengths: LengthsOf
         if in_a_row > MANY:
             raise UserError(
                 f"{MANY} jobs in a row were lost, with {len(now.buffer)} of the {buffer} replies of an update there; "
-                "lower dropout, or the cohort"
+                "lower dropout or the cohort, or give a longer timeout"
             )
 
 
@@ -170,11 +199,15 @@ def _ended(clock: Clock, now: Moment) -> tuple[Moment, Event]:
     return now._replace(flights=rest, buffer=np.append(now.buffer, one)), Event("arrival", now.tick, one)
 
 
-def _dispatched(n: int, seed: int, lengths: LengthsOf, now: Moment, free: int) -> tuple[Moment, Event]:
-    idle = np.broadcast_to(1.0, n - len(now.busy))  # sizes, of which uniform sampling reads the number
-    places = uniform().draw(seed, now.wave, free, idle, np.zeros_like).ids
+def _dispatched(
+    n: int, seed: int, lengths: LengthsOf, now: Moment, free: int, idle: np.ndarray | None = None
+) -> tuple[Moment, Event]:
+    number = n - len(now.busy) if idle is None else len(idle)
+    sizes = np.broadcast_to(1.0, number)  # of which uniform sampling reads the number
+    places = uniform().draw(seed, now.wave, free, sizes, np.zeros_like).ids
     # the client at place p among the idle is p + the busy ones below it
-    ids = places + np.searchsorted(now.busy - np.arange(len(now.busy)), places, side="right")
+    busy = now.busy - np.arange(len(now.busy))
+    ids = places + np.searchsorted(busy, places, side="right") if idle is None else idle[places]
     jobs, length = np.empty(free, JOB), lengths(now.wave, ids)
     whole = np.maximum(np.ceil(length.seconds * 1e9), 1)
     if not (whole < LONGEST).all():
@@ -235,12 +268,16 @@ def asynchronous(
     refill: Annotated[
         Literal["reply", "update"], about("when a client that replied is replaced: at once, or at the next update")
     ] = "reply",
+    slot: Annotated[Positive, about("seconds for which who is available stays the same")] = 60.0,
+    timeout: Annotated[
+        Positive | None, about("seconds after which a job counts as lost; if none, the server waits for every job")
+    ] = None,
 ) -> Clock:
     """Updates of as many replies as the cohort has clients, whenever they are there; nobody waits for a round.
 
     FedBuff: Nguyen et al., AISTATS 2022, Algorithm 1.
     """
-    return Clock(concurrency, refill, build(STALENESS, "staleness", staleness), max_staleness)
+    return Clock(concurrency, refill, build(STALENESS, "staleness", staleness), max_staleness, slot, timeout)
 
 
 CLOCKS: dict[str, Callable[..., Clock]] = by_name(asynchronous)

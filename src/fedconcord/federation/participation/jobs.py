@@ -22,12 +22,20 @@ class Amount(NamedTuple):
 
 
 def job_lengths(
-    rules: Rules, seed: int, wave: int, ids: np.ndarray, work: Amount, cost: Cost, joins: np.ndarray
+    rules: Rules,
+    seed: int,
+    wave: int,
+    ids: np.ndarray,
+    work: Amount,
+    cost: Cost,
+    joins: np.ndarray,
+    timeout: float | None = None,
 ) -> Lengths:
     """Of the jobs of a dispatch, ids [F]: the server hears of a lost one when it is.
 
     Args:
         joins: [F] bool, who is sent x^0 as well.
+        timeout: seconds after which the server waits no longer; the client stops then.
     """
     assert rules.devices is not None
     gradients = cost.gradients(work.steps, work.full)
@@ -38,6 +46,10 @@ def job_lengths(
         lost, at, _ = dropout.draw(rules.dropout, seed, wave, ids)
         share = np.where(lost, at, share)
     seconds = np.where(lost, took.down + share * took.compute, took.total)
+    if timeout is not None:
+        late, lost = seconds > timeout, lost | (seconds > timeout)
+        until = np.clip((timeout - took.down) / np.maximum(took.compute, 1e-9), 0.0, share)
+        seconds, share = np.minimum(seconds, timeout), np.where(late, until, share)
     return Lengths(seconds, lost, (share * gradients).astype(np.int64))
 
 
@@ -47,8 +59,6 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
     name, phases = algorithm.identity.method or "the method", algorithm.phases
     if rules.devices is None:
         return "asynchronous rounds (clock) need the times of clients; set devices, for example lognormal(0.5)"
-    if rules.availability is not None:
-        return "asynchronous rounds (clock) take everybody as available; leave availability out, or clock"
     if rules.tree is not None:
         return "edge servers (tree) add up what clients send in a round; leave tree out, or clock"
     if rules.deadline is not None or rules.late == "keep":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -127,15 +128,17 @@ class Schedule:
         if view is None:
             raise UserError(BLIND)
         cost, nothing = view.cost(), _Past(algorithm, roster.samples)
+        policy = self.availability
+        there = None if policy is None else lru_cache(1)(lambda slot: policy.draw(self.seed, slot, roster.n).ids)
 
         def following(past: _Past) -> Update:
             """The update after those; whoever was in none of them is sent x^0 beside a later model."""
 
             def lengths(wave: int, ids: np.ndarray) -> Lengths:
                 work, joins = self._work(algorithm, roster, wave, ids, cost), past.without(ids) & (past.round >= 0)
-                return job_lengths(self.rules, self.seed, wave, ids, work, cost, joins)
+                return job_lengths(self.rules, self.seed, wave, ids, work, cost, joins, clock.timeout)
 
-            return next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment)
+            return next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment, there)
 
         past = self._memo.get("last", nothing)
         if past.round >= round or not past.is_of(algorithm, roster):
