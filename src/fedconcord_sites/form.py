@@ -22,6 +22,7 @@ from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.wrappers.forms import unsummable
+from fedconcord.method.wrappers.grid import whole_bits
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.objects import named
 from fedconcord.study.settings.parts import part
@@ -153,8 +154,13 @@ def is_private(source: Source) -> bool:
 
 def terms_of(config: Config) -> Terms | None:
     """The terms of secure sums; None where the server sees every message."""
-    secure = config.secure
-    return None if secure.clip is None else Terms(Scale(secure.clip, secure.bits), secure.threshold, config.cohort)
+    secure, noise = config.secure, config.privacy.noise
+    if secure.clip is None:
+        return None
+    scale = Scale(secure.clip, secure.bits)
+    if config.privacy.clip is not None and noise:  # contributions are whole numbers already
+        scale = Scale(2.0 ** whole_bits(noise), whole_bits(noise))
+    return Terms(scale, secure.threshold, config.cohort)
 
 
 def _check_secure(config: Config, job: Job) -> None:

@@ -63,18 +63,18 @@ def _unkeyed(algorithm: Algorithm, chance: Chance) -> Algorithm:
         return algorithm
     unheard = algorithm.phases.unheard
 
-    def like(x: Tensor) -> Callable[[int], Tensor]:
-        return lambda n: torch.as_tensor(chance.normal(n)).to(dtype=x.dtype, device=x.device)
+    def on(x: Tensor) -> Callable[[int], Tensor]:
+        return lambda n: torch.as_tensor(chance.discrete(n)).to(x.device)
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        return algorithm.finish(down, row, done, client._replace(normal=like(done.x)))
+        return algorithm.finish(down, row, done, client._replace(discrete=on(done.x)))
 
     def update(server: Tree, total: Tree, now: Cohort) -> Tree:
-        return algorithm.update(server, total, now._replace(normal=like(server.x)))
+        return algorithm.update(server, total, now._replace(discrete=on(server.x)))
 
     def nobody(server: Tree, now: Cohort) -> Tree:
         assert unheard is not None
-        return unheard(server, now._replace(normal=like(server.x)))
+        return unheard(server, now._replace(discrete=on(server.x)))
 
     phases = algorithm.phases._replace(unheard=None if unheard is None else nobody)
     return replace(algorithm, finish=finish, update=update, phases=phases)

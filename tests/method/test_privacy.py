@@ -173,8 +173,16 @@ def messages(plain: Algorithm, of: Job) -> tuple[dict[int, Any], Any]:
     return sent, state.server
 
 
-def normal(round: int, client: int, n: int) -> torch.Tensor:
-    return torch.as_tensor(rng.generator(SEED, rng.Purpose.PRIVACY, round, client).standard_normal(n))
+def drawn(round: int, client: int, n: int) -> torch.Tensor:
+    """Noise [n] of deviation 1."""
+    return torch.as_tensor(rng.noise(n, SEED, round, client)).double() / 2**24
+
+
+def protected(up: torch.Tensor, clip: float, noise: float) -> torch.Tensor:
+    """A message [L] clipped to C; with noise in whole steps of z C / 2^24, and shorter by half their diagonal."""
+    step = noise * clip / 2**24
+    up = up * min(1.0, (clip - step * math.sqrt(len(up)) / 2) / float(up.norm()))
+    return torch.round(up / step) * step if noise else up
 
 
 @pytest.mark.parametrize("kind", ["central", "local"])
@@ -185,16 +193,14 @@ def test_a_round_is_the_papers_equation(kind: str, noise: float) -> None:
     this = job(with_privacy(plain, clip, noise, kind, S), sampler=sampling.poisson())  # type: ignore[arg-type]
     sent, server = messages(plain, this)
     assert len(sent) not in (0, S)
-    x, c = torch.zeros(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
-    factors = []
+    both, lengths = torch.zeros(2 * D, dtype=torch.float64), list[float]()
     for i, up in sent.items():
-        factors.append(min(1.0, clip / math.sqrt(float(up.x.square().sum() + up.c.square().sum()))))
-        extra = normal(0, i, 2 * D) if kind == "local" else torch.zeros(2 * D, dtype=torch.float64)
-        x, c = x + factors[-1] * up.x + noise * clip * extra[:D], c + factors[-1] * up.c + noise * clip * extra[D:]
-    if kind == "central":
-        extra = normal(0, 0, 2 * D)
-        x, c = x + noise * clip * extra[:D], c + noise * clip * extra[D:]
-    assert min(factors) < 1.0
+        lengths.append(float(torch.cat(list(up)).norm()))
+        both += protected(torch.cat(list(up)), clip, noise)
+        both += noise * clip * drawn(0, i, 2 * D) * (kind == "local")
+    both += noise * clip * drawn(0, 0, 2 * D) * (kind == "central")
+    x, c = both[:D], both[D:]
+    assert max(lengths) > clip
     got = run(this, 1).server
     assert far((got.x, got.c), (server.x + x / S, server.c + c / N)) < 1e-13
 
@@ -253,7 +259,7 @@ def test_a_round_of_nobody_has_its_noise() -> None:
             here = len(plan_of(this, state).ids)
             before, state = state.server, advance(this, state)
             if not here:
-                buffer = 0.5 * before.optimizer + 2.0 * 0.5 * normal(t, 0, D)
+                buffer = 0.5 * before.optimizer + 2.0 * 0.5 * drawn(t, 0, D)
                 assert far((state.server.x, state.server.optimizer), (before.x + buffer, buffer)) < 1e-13
                 empty += 1
         assert empty > 0

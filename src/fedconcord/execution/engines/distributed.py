@@ -80,6 +80,8 @@ class Ranks(NamedTuple):
         """One all-reduce of one vector: the leaves, then the digits of the counts."""
         leaves = tree_leaves(tree)
         dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves.values()), torch.float32)
+        if leaves and all(leaf.dtype == torch.int64 for leaf in leaves.values()):
+            dtype = torch.int64  # sums of whole numbers, which privacy has, are exact
         parts = [leaf.reshape(-1).to(dtype) for leaf in leaves.values()]
         digits = torch.tensor([n >> BITS * k & 2**BITS - 1 for n in counts for k in range(DIGITS)], dtype=dtype)
         flat = torch.cat([*parts, digits.to(parts[0].device) if parts else digits])

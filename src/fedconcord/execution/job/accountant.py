@@ -9,8 +9,8 @@ as zeros in the other; that there are N clients, and who was asked in a round wh
     local: whoever sees the messages sees who sent them, and two messages of one client may lie 2 C apart: z/2, every
         round.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
-which is pessimistic: epsilon is never too small. Nothing is claimed of floating-point numbers, whose noise is no exact
-Gaussian (Mironov, CCS 2012).
+which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no more
+than a Gaussian whose variance is smaller by `LOST` (`method.wrappers.grid`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedconcord.support.errors import UserError
 
 DIGITS = 4  # of a calibrated noise multiplier, rounded up
 GRID = 1e-3  # of privacy losses
+LOST = 2.0**-44  # of the variance: (4 / 2^24)^2
 KEYED = "noise and coins keyed by the seed, as in every simulation"
 
 
@@ -69,6 +70,7 @@ class Budget(NamedTuple):
 
 def spending(noise: float, kind: Literal["central", "local"], poisson: float | None, delta: float) -> Spending:
     """Of a noise multiplier z > 0; `poisson`: the probability of a client's own coin, None with another sampling."""
+    noise *= math.sqrt(1 - LOST)
     if kind == "local":
         return Spending(noise / 2, 1.0, delta)
     return Spending(noise, 1.0 if poisson is None else poisson, delta)

@@ -33,7 +33,10 @@ class Scale(NamedTuple):
             values: [L] float64, finite and at most `clip` in size.
             draws: [L] uniform on [0, 1).
         """
-        return np.asarray(np.floor(values / self.step + draws).astype(np.int64).astype(self.kind(clients)))
+        scaled = values / self.step
+        below = np.floor(scaled)
+        raised = below + (draws >= 1 - (scaled - below))  # whole numbers stay what they are
+        return np.asarray(raised.astype(np.int64).astype(self.kind(clients)))
 
     def numbers(self, total: np.ndarray) -> np.ndarray:
         """The inverse of `integers` for a sum [L], in float64."""

@@ -63,7 +63,7 @@ class Client(NamedTuple):
     loss: Tensor | None = None  # [] f_i(x^t), only if the algorithm asks (`needs.loss`)
     hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`step.hessian_at`)
     late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `wrappers.late`
-    normal: Callable[[int], Tensor] | None = None  # n -> [n] standard normal, keyed as `noise`, for privacy
+    discrete: Callable[[int], Tensor] | None = None  # n -> [n] int64 of `contract.discrete`, keyed as `noise`
 
 
 class Sender(NamedTuple):
@@ -91,6 +91,7 @@ class Cohort(NamedTuple):
     lr: float  # local step size eta of this round
     regulariser: Regulariser | None = None  # of the objective
     normal: Callable[[int], Tensor] | None = None  # n -> [n] standard normal, keyed by (seed, round)
+    discrete: Callable[[int], Tensor] | None = None  # n -> [n] int64 of `contract.discrete`, for privacy
 
 
 class Local:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedconcord.method.contract.discrete import discrete
 
 
 class Purpose(IntEnum):
@@ -28,7 +31,7 @@ class Purpose(IntEnum):
     NOISE = 9  # noise added to a client's message
     BLOCK = 10  # order of a client's blocks (table methods)
     VALIDATION = 11  # a client's samples that are set apart
-    PRIVACY = 12  # Gaussian noise: of a client's message, or of a round's sum (client 0)
+    PRIVACY = 12  # noise: of a client's message, or of a round's sum (client 0)
     ROUND = 13  # rounding of a client's contribution to a secure sum
     MASK = 14  # a client's dropout masks in a round
     CODE = 15  # a client's local training by code of the user's
@@ -65,6 +68,12 @@ def sweep(seed: int, purpose: Purpose, clients: int) -> Iterator[np.random.Gener
         yield shared
 
 
+def noise(n: int, *key: int) -> np.ndarray:
+    """n whole numbers [n] int64 of `contract.discrete`, keyed by (seed, round, client)."""
+    seed, round, client = key
+    return discrete(generator(seed, Purpose.PRIVACY, round, client).bit_generator.random_raw, n)
+
+
 def torch_seed(seed: int, purpose: Purpose) -> int:
     """A seed for torch's own generators where a torch routine takes nothing else."""
     return int(generator(seed, purpose).integers(2**62))
@@ -77,25 +86,18 @@ def torch_seed(seed: int, purpose: Purpose) -> int:
 class Chance(NamedTuple):
     """A source of draws."""
 
-    normal: Callable[[int], np.ndarray]  # n -> [n] float64, standard normal
+    discrete: Callable[[int], np.ndarray]  # n -> [n] int64, `contract.discrete`
     uniform: Callable[[int], np.ndarray]  # n -> [n] float64, uniform on [0, 1)
 
 
+def words(n: int) -> np.ndarray:
+    """n words [n] uint64 of `os.urandom`."""
+    return np.frombuffer(os.urandom(8 * n), np.uint64)
+
+
 def uniform(n: int) -> np.ndarray:
-    """n multiples of 2^-53 on [0, 1), each of 53 bits of `os.urandom`."""
-    words = np.frombuffer(os.urandom(8 * n), np.uint64) >> np.uint64(11)
-    return np.asarray(words * 2.0**-53)
+    """n multiples of 2^-53 on [0, 1), each of 53 of its bits."""
+    return np.asarray((words(n) >> np.uint64(11)) * 2.0**-53)
 
 
-def normal(n: int) -> np.ndarray:
-    """n standard normal numbers: halved sums of four Box-Muller numbers each, of 53-bit uniforms.
-
-    A single one's low bits tell which uniforms it came of; a sum of four leaves too many candidates to search
-    (Holohan and Braghin, ESORICS 2021). That is a hardening and no proof: the numbers are still floating-point.
-    """
-    radius = np.sqrt(-2 * np.log1p(-uniform(2 * n))).reshape(2, n)  # of 1 - u in (0, 1]: never of 0
-    angle = 2 * np.pi * uniform(2 * n).reshape(2, n)
-    return np.asarray((radius * (np.cos(angle) + np.sin(angle))).sum(0) / 2)
-
-
-SYSTEM = Chance(normal, uniform)
+SYSTEM = Chance(partial(discrete, words), uniform)

@@ -209,6 +209,7 @@ def cohort_of(space: Space, plan: Plan) -> Cohort:
         regulariser=space.regulariser,
         lr=plan.lr,
         normal=normal,
+        discrete=lambda n: torch.as_tensor(rng.noise(n, plan.seed, plan.round, 0)).to(space.device),
     )
 
 

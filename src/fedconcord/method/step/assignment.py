@@ -234,36 +234,37 @@ def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool)
     def column(values: Iterable[float], dtype: torch.dtype = objective.dtype) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=objective.device)[:, None]
 
-    def keyed(purpose: rng.Purpose, draw: Callable[[np.random.Generator, int], np.ndarray]) -> Callable[[int], Tensor]:
-        def numbers(n: int) -> Tensor:
-            rows = [draw(rng.generator(one.seed, purpose, one.round, one.id), n) for one in orders]
-            return torch.as_tensor(np.stack(rows)).to(dtype=objective.dtype, device=objective.device)
+    def noise(n: int) -> Tensor:
+        rows = [rng.generator(one.seed, rng.Purpose.NOISE, one.round, one.id).random(n) for one in orders]
+        return torch.as_tensor(np.stack(rows)).to(dtype=objective.dtype, device=objective.device)
 
-        return numbers
+    def discrete(n: int) -> Tensor:
+        rows = [rng.noise(n, one.seed, one.round, one.id) for one in orders]
+        return torch.as_tensor(np.stack(rows)).to(objective.device)
 
     return Client(
         id=column((one.id for one in orders), torch.int64),
         p=column(one.p for one in orders),
         steps=column(one.steps + one.waited for one in orders),
         lr=orders[0].lr,
-        noise=keyed(rng.Purpose.NOISE, lambda generator, n: generator.random(n)),
+        noise=noise,
         late=column(float(one.late) for one in orders) if keeps_late else None,
-        normal=keyed(rng.Purpose.PRIVACY, lambda generator, n: generator.standard_normal(n)),
+        discrete=discrete,
     )
 
 
 def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
     """What one client knows, scalars as []."""
     client = clients_of(objective, [orders], keeps_late)
-    noise, normal = client.noise, client.normal
-    assert normal is not None
+    noise, discrete = client.noise, client.discrete
+    assert discrete is not None
     return client._replace(
         id=client.id[0, 0],
         p=client.p[0, 0],
         steps=client.steps[0, 0],
         noise=lambda n: noise(n)[0],
         late=None if client.late is None else client.late[0, 0],
-        normal=lambda n: normal(n)[0],
+        discrete=lambda n: discrete(n)[0],
     )
 
 

@@ -100,7 +100,7 @@ def _first_round(
         loss=one,
         hessian=torch.eye(d, dtype=like.dtype, device=like.device).expand(*lead, d, d),
         late=0 * one,
-        normal=lambda n: like.new_zeros(*lead, n),
+        discrete=lambda n: like.new_zeros(*lead, n, dtype=torch.int64),
     )
     asked, answer, settled, share = (), (), (), ()
     phases = algorithm.phases
@@ -156,7 +156,8 @@ def unsummable(algorithm: Algorithm) -> str | None:
     space = Space(8, DIM, torch.float64, torch.device("cpu"), None)
     for contribute, message in messages(algorithm):
         shares = [contribute(message, sender_of(space, plan, k), cohort_of(space, plan)) for k in range(5)]
-        if not all(leaf.is_floating_point() for leaf in tree_leaves(shares[0]).values()):
+        leaves = tree_leaves(shares[0]).values()
+        if algorithm.facts.protection is None and not all(leaf.is_floating_point() for leaf in leaves):
             return "a contribution has numbers that are not real"
         for lost in (1, 3), (0, 2, 4):
             left = weights.redrawn(plan, ~np.isin(ids, lost), algorithm.weights)

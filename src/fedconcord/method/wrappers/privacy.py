@@ -1,13 +1,14 @@
-"""Differential privacy: every client's message clipped, Gaussian noise on their sum or on each of them.
+"""Differential privacy: every client's message clipped, noise on their sum or on each of them, in whole numbers.
 
 McMahan et al., ICLR 2018 (DP-FedAvg), with the fixed denominator of its estimator f_f: the unit of protection is a
 client, and what is bounded is all that it sends in a round, every tensor of the message together, in l2 by C.
     central: the server adds N(0, z^2 C^2) to the sum of the clipped messages;
     local:   each client adds N(0, z^2 C^2) to its own clipped message.
-Every message counts with the weight 1/S of the expected cohort S, whoever comes. The sum's noise is one more message:
-it goes through the method's own `contribute`, which is the same linear map for all clients, so that a method which sums
-two vectors with two weights (SCAFFOLD) is protected like one with one vector. What the server makes of the noisy sum,
-and what clients keep and never send, is free.
+Clipped messages are whole numbers, and so is the noise, a discrete Gaussian (`grid` says why, and that it costs no more
+than N). Every message counts with the weight 1/S of the expected cohort S, whoever comes. The noisy sum is like one
+message: it goes through the method's own `contribute`, which is the same linear map for all clients, so that a method
+which sums two vectors with two weights (SCAFFOLD) is protected like one with one vector. What the server makes of the
+noisy sum, and what clients keep and never send, is free.
 
 A central server clips what it takes in as well: the bound then rests neither on clients nor on a compressor behind the
 clipping, whose decoded messages may be longer than what was encoded. A message that is not finite counts as zeros.
@@ -51,8 +52,10 @@ from fedconcord.method.contract import (
     tree_leaves,
     tree_map,
 )
+from fedconcord.method.contract.discrete import SIGMA
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.wrappers.forms import contribution, forms, message
+from fedconcord.method.wrappers.grid import LEAST, Grid, clipped, norm_of
 from fedconcord.method.wrappers.lift import lift
 from fedconcord.method.wrappers.uploads import is_packed
 from fedconcord.support.errors import UserError, in_words
@@ -69,6 +72,8 @@ def with_privacy(
 ) -> Algorithm:
     """The same method with its messages clipped and noise added; it refuses methods that this does not cover."""
 
+    grid = Grid(clip, noise)
+
     @cache
     def form() -> Tree:
         return forms(algorithm, torch.ones(2)).up
@@ -83,37 +88,42 @@ def with_privacy(
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
         up, new = algorithm.finish(down, row, done, client)
-        up = clipped(up, clip)
-        if kind == "central":
-            return up, new
-        assert client.normal is not None
-        return tree_map(torch.add, up, _noise(up, done.x.shape[-1], client.normal, noise * clip)), new
+        if kind == "central" or not noise:
+            return clipped(up, clip), new
+        assert client.discrete is not None
+        noisy = tree_map(torch.add, grid.integers(up), _noise(up, done.x.shape[-1], client.discrete))
+        return grid.numbers(noisy, done.x.dtype), new
 
     def contribute(up: Tree, sender: Sender, now: Cohort) -> Tree:
+        if kind == "central" and noise:
+            return grid.integers(up)
         bounded = clipped(up, clip) if kind == "central" else up
         return algorithm.contribute(bounded, public(sender, now.n), expected(now))
 
-    def of_noise(now: Cohort) -> Tree:
-        """What the noise adds to a round's total."""
-        assert now.normal is not None
-        drawn = _noise(form(), now.dim, now.normal, noise * clip)
-        one = next(iter(tree_leaves(drawn).values())).new_ones(())
+    def noisy(server: Tree, now: Cohort, total: Tree | None) -> Tree:
+        """A round's sum of whole numbers, or none, with its noise: as one message, whose map is that of all."""
+        assert now.discrete is not None
+        drawn, x = _noise(form(), now.dim, now.discrete), model_of(server)
+        up = grid.numbers(drawn if total is None else tree_map(torch.add, total, drawn), x.dtype)
+        one = x.new_ones(())
         sender = Sender(torch.zeros_like(one, dtype=torch.int64), one, one, one, one, now.lr)
-        return algorithm.contribute(drawn, public(sender, now.n), expected(now))
+        return algorithm.contribute(up, public(sender, now.n), expected(now))
 
     def update(server: Tree, total: Tree, now: Cohort) -> Tree:
-        if kind == "central":
-            total = tree_map(torch.add, total, of_noise(now))
+        if kind == "central" and noise:
+            total = noisy(server, now, total)
         return algorithm.update(server, total, expected(now))
 
     def unheard(server: Tree, now: Cohort) -> Tree:
-        return algorithm.update(server, of_noise(now), expected(now))
+        return algorithm.update(server, noisy(server, now, None), expected(now))
 
     def refuse(population: Population, drawn: int) -> str | None:
         if drawn != cohort:
             return (
                 f"messages weigh 1/{cohort}, and {drawn} clients are expected in a round; give with_privacy that cohort"
             )
+        if 0 < noise < LEAST:
+            return f"privacy.noise {noise:g} protects nobody; give 0, which clips alone, or {LEAST:g} and more"
         return algorithm.refuse(population, drawn) or uncovered(algorithm)
 
     return replace(
@@ -129,22 +139,9 @@ def with_privacy(
     )
 
 
-def clipped(up: Tree, clip: float) -> Tree:
-    """A message, or a stack of them, whose l2 norm over all its tensors is at most `clip`; zeros where not finite."""
-    norm = norm_of(up)
-    factor = (clip / norm).clamp(max=1.0)
-    return tree_map(lambda leaf: torch.where(norm.isfinite(), leaf * factor, torch.zeros_like(leaf)), up)
-
-
-def norm_of(up: Tree) -> Tensor:
-    """The l2 norm [..., 1] of all tensors [..., d] of a message together."""
-    squares = [leaf.square().sum(-1, keepdim=True) for leaf in tree_leaves(up).values()]
-    return torch.stack(squares).sum(0).sqrt()
-
-
-def _noise(like: Tree, d: int, normal: Callable[[int], Tensor], scale: float) -> Tree:
-    """Gaussian noise [..., d] in the form of a message: slices of one draw, so that no two vectors share any."""
-    drawn = scale * normal(len(tree_leaves(like)) * d)
+def _noise(like: Tree, d: int, draw: Callable[[int], Tensor]) -> Tree:
+    """Noise [..., d] in the form of a message: slices of one draw, so that no two vectors share any."""
+    drawn = draw(len(tree_leaves(like)) * d)
     pieces = iter([drawn[..., k : k + d] for k in range(0, drawn.shape[-1], d)])
     return tree_map(lambda leaf: next(pieces), like)
 
@@ -191,7 +188,7 @@ def _uncovered(algorithm: Algorithm) -> str | None:
 
 def _linear(algorithm: Algorithm, like: Tree) -> bool:
     """Whether `contribute` is a linear map of the message for a sender of whom nothing else is known: by trial."""
-    u = _noise(like, 2, lambda n: torch.arange(1, n + 1, dtype=torch.float64), 0.1)
+    u = _noise(like, 2, lambda n: 0.1 * torch.arange(1, n + 1, dtype=torch.float64))
     v = tree_map(lambda leaf: leaf**3 - 2.0, u)
     tried = u, v, tree_map(lambda a, b: 2 * a - 3 * b, u, v)
     of_u, of_v, of_both = (
@@ -202,6 +199,9 @@ def _linear(algorithm: Algorithm, like: Tree) -> bool:
 
 
 # -- a bound that adapts -------------------------------------------------------------------------------------------
+
+
+MOST = 1e6  # of the noise on the bits: half a bit is a whole number of its steps, SIGMA / 2 a bit of noise
 
 
 class Noises(NamedTuple):
@@ -228,7 +228,7 @@ class Adaptive(NamedTuple):
         """
         if noise == 0:
             return Noises(0.0, 0.0)
-        bits = max(cohort / 20, noise) if self.bits is None else self.bits
+        bits = min(max(cohort / 20, noise), MOST) if self.bits is None else self.bits
         if 2 * bits <= noise:
             raise UserError(
                 f"bits {bits:g} of adaptive clipping spend by themselves what noise {noise:g} may spend in all; give "
@@ -250,7 +250,7 @@ def adaptive(
     start: Annotated[Positive, about("bound C of the first round")] = 0.1,
     rate: Annotated[Positive, about("step size of log C")] = 0.2,
     bits: Annotated[
-        Positive | None,
+        Annotated[float, Field(gt=0, le=MOST)] | None,
         about(
             "standard deviation of the noise on the number of messages within C; if none, a 20th of the "
             "cohort, and at least the noise multiplier"
@@ -301,6 +301,7 @@ def with_adaptive_privacy(
     noises = clip.noises(noise, cohort)
     scaled = _over_clip(algorithm, clip.start)
     private = with_privacy(scaled, 1.0, noises.messages, "central", cohort)
+    whole = 2 * math.floor(SIGMA / (2 * noises.bits)) if noise else 1  # what stands for a bit whose noise is SIGMA
 
     @cache
     def vectors() -> int:
@@ -313,29 +314,32 @@ def with_adaptive_privacy(
         return Counted(clipped(up, 1.0), bit.reshape(client.steps.shape)), new
 
     def contribute(up: Counted, sender: Sender, now: Cohort) -> Counted:
-        return Counted(private.contribute(up.inner, sender, now), up.within.clamp(-0.5, 0.5) / cohort)
+        within = up.within.clamp(-0.5, 0.5)
+        return Counted(private.contribute(up.inner, sender, now), (whole * within).long() if noise else within)
 
     def drawn(now: Cohort) -> tuple[Cohort, Tensor]:
         """The round with the noise of its messages, and that of its bits: pieces of one draw, which share nothing."""
-        assert now.normal is not None
+        if not noise:
+            return now, torch.zeros(())
+        assert now.discrete is not None
         size = vectors() * now.dim
-        every = now.normal(size + 1)
-        return now._replace(normal=lambda n: every[:n]), noises.bits * every[size]
+        every = now.discrete(size + 1)
+        return now._replace(discrete=lambda n: every[:n]), every[size]
 
-    def moved(before: Tensor, bits: Tensor | float, extra: Tensor) -> Tensor:
-        share = 0.5 + bits + extra / cohort
-        return before * torch.exp(-clip.rate * (share - clip.quantile))
+    def moved(before: Tensor, bits: Tensor) -> Tensor:
+        share = 0.5 + bits.double() / (whole * cohort)
+        return before * torch.exp(-clip.rate * (share - clip.quantile)).to(before)
 
     def update(server: Bounded, total: Counted, now: Cohort) -> Bounded:
         now, extra = drawn(now)
         after: Bounded = private.update(server, total.inner, now)
-        return after._replace(clip=moved(server.clip, total.within.reshape(()), extra))
+        return after._replace(clip=moved(server.clip, total.within.reshape(()) + extra))
 
     def unheard(server: Bounded, now: Cohort) -> Bounded:
         assert private.phases.unheard is not None
         now, extra = drawn(now)
         after: Bounded = private.phases.unheard(server, now)
-        return after._replace(clip=moved(server.clip, 0.0, extra))
+        return after._replace(clip=moved(server.clip, extra))
 
     return replace(
         private,
