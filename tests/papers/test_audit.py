@@ -237,7 +237,9 @@ def test_local_noise_stays_in_what_the_server_reads() -> None:
     true = plain.problem.objective.gradient(seen.x, torch.tensor([2]))
     assert seen.client.discrete is not None
     (read,) = readings(plain, seen).values()
-    assert torch.allclose(0.5 * (true - read), 0.6 * seen.client.discrete(len(true)).double() / 2**24, rtol=1e-7, atol=1e-7)
+    assert torch.allclose(
+        0.5 * (true - read), 0.6 * seen.client.discrete(len(true)).double() / 2**24, rtol=1e-7, atol=1e-7
+    )
 
 
 def test_what_the_server_knows_is_subtracted_from_a_noisy_message_too() -> None:

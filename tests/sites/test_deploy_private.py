@@ -149,7 +149,9 @@ def test_an_adaptive_clip_moves_at_sites_as_in_a_simulation(tables: Path, tmp_pa
     noisy.run()
     got = noisy.server()
     [extra] = [one for one in draws if len(one) == len(got["inner.x"]) + 1]
-    assert float(got["clip"]) == pytest.approx(0.05 * math.exp(-0.5 * (1.0 + 2.0 * extra[-1] / 2**24 / 3 - 0.5)), rel=1e-6)
+    assert float(got["clip"]) == pytest.approx(
+        0.05 * math.exp(-0.5 * (1.0 + 2.0 * extra[-1] / 2**24 / 3 - 0.5)), rel=1e-6
+    )
     quiet = Private(with_(job, rounds=1, local={"lr": 1e-300}), tables, tmp_path / "still", NONE)
     quiet.run()
     scale = 0.05 / math.sqrt(1 - 1 / 4**2) / 3 / 2**24  # z_Delta C / S of z = 1

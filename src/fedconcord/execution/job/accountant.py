@@ -9,8 +9,8 @@ as zeros in the other; that there are N clients, and who was asked in a round wh
     local: whoever sees the messages sees who sent them, and two messages of one client may lie 2 C apart: z/2, every
         round.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
-which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no more
-than a Gaussian whose variance is smaller by `LOST` (`method.wrappers.grid`).
+which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no
+more than a Gaussian whose variance is smaller by `LOST` (`method.wrappers.grid`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Algorithms 1 to 3, with the
 one deviation SIGMA = 2^24: every number that gets noise is brought to steps in which its noise has that. It is a power
-of two, so that all chances are fractions of 64-bit words and of small whole numbers, and nothing is rounded: a draw is a
-function of random words by comparisons of integers. A number of 180 SIGMA or more, of a chance below 10^-7000, would
+of two, so that all chances are fractions of 64-bit words and of small whole numbers, and nothing is rounded: a draw
+follows from random words by comparisons of integers. A number of 180 SIGMA or more, of a chance below 10^-7000, would
 not fit 64 bits.
 """
 

@@ -1,10 +1,10 @@
 """Messages as whole numbers, so that a message's noise is what its accountant takes it for.
 
-A number of type float that has noise added tells more than the noise allows: which values it can have, by their last
-bits, depends on what was noised (Mironov, CCS 2012; Jin et al., USENIX Security 2022). Here nothing is rounded after it.
-A message u, clipped to C, is taken in steps of z C / SIGMA and rounded to the nearest whole numbers q; sums of these are
-exact, in any order and under masks; noise on them is the discrete Gaussian of deviation SIGMA; and what becomes of the
-sum afterwards, its rounding to the model's type among it, sees the sum alone.
+A floating-point number that has noise added tells more than the noise allows: which values it can have, by their last
+bits, depends on what was noised (Mironov, CCS 2012). Here a message u, clipped to C, is taken in steps of z C / SIGMA
+and rounded to the nearest whole numbers q; sums of these are exact, in any order and under masks; noise on them is the
+discrete Gaussian of deviation SIGMA; and what becomes of the noisy sum, its rounding to the model's type among it, is
+made of that sum alone.
 
 **How far one message moves a sum.** Rounding makes a message of L numbers longer by sqrt(L) / 2 steps at most, so it is
 clipped to SIGMA / z - sqrt(L) / 2 of them before. The norm of q is looked at again afterwards, with room for the errors
