@@ -1,5 +1,6 @@
 """What a secure sum costs a site: `python benchmarks/secure.py`. Bytes and messages of one round of FedAvg, with and
-without, counted from the frames; and the seconds of a site's masks. Server and sites are in this process."""
+without, with differential privacy too, counted from the frames; and the seconds of a site's answers. Server and sites
+are in this process."""
 
 from __future__ import annotations
 
@@ -24,15 +25,23 @@ rounds = 1
 cohort = {sites}
 [local]
 steps = 1
-{secure}
+{tables}
 """
+PRIVATE = "[privacy]\nclip = 1\nnoise = 1\n"
+KINDS = {
+    "plain": "",
+    "secure, 24 bits": "[secure]\nclip = 8\n",
+    "secure, 48 bits": "[secure]\nclip = 8\nbits = 48\n",
+    "private": PRIVATE,
+    "private and secure": PRIVATE + "[secure]\nclip = 8\n",
+    "private, local noise": PRIVATE + 'kind = "local"\n',
+}
 SUMS = ("orders", "keys", "deal", "agree", "open")  # messages of a round
 
 
-def measure(model: str, count: int, bits: int | None) -> tuple[int, int, int, float]:
+def measure(model: str, count: int, tables: str) -> tuple[int, int, int, float]:
     """(messages, bytes to a site, bytes from it, seconds of its answers) in one round of so many sites."""
-    secure = "" if bits is None else f"[secure]\nclip = 8\nbits = {bits}"
-    job, names = JOB.format(model=model, sites=count, secure=secure), [f"s{k}" for k in range(count)]
+    job, names = JOB.format(model=model, sites=count, tables=tables), [f"s{k}" for k in range(count)]
     seen = {"messages": 0, "down": 0, "up": 0}
     spent = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -65,9 +74,8 @@ def main() -> None:
     counts = [int(one) for one in sys.argv[1:]] or [3, 10, 30]
     for model in ("logreg", "2nn"):
         for count in counts:
-            for bits in (None, 24, 48):
-                messages, down, up, seconds = measure(model, count, bits)
-                sums = "plain" if bits is None else f"secure, {bits} bits"
+            for sums, tables in KINDS.items():
+                messages, down, up, seconds = measure(model, count, tables)
                 print(f"| {model} | {count} | {sums} | {messages} | {down:,} | {up:,} | {seconds:.2f} |", flush=True)
 
 

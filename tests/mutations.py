@@ -32,6 +32,7 @@ TUNING, BASELINES, DIAGNOSIS = (
 )
 RANKS = ("tests/execution/test_distributed.py", "-k", "serial_engine and 2")
 PRIVACY = ("tests/method/test_privacy.py",)
+DISCRETE = ("tests/method/test_discrete.py",)
 ROBUST = ("tests/method/test_robust.py",)
 SERVERS = ("tests/federation/test_servers.py", "-k", "nest or bytes or absent or lost or chances or edges")
 FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
@@ -84,6 +85,10 @@ def feddyn(old: str, new: str) -> Mutation:
 
 def private(old: str, new: str) -> Mutation:
     return Mutation((Edit("method/wrappers/privacy.py", old, new),), PRIVACY)
+
+
+def grid(old: str, new: str) -> Mutation:
+    return Mutation((Edit("method/wrappers/grid.py", old, new),), (*PRIVACY, *DISCRETE))
 
 
 def adaptive(old: str, new: str) -> Mutation:
@@ -508,8 +513,20 @@ MUTATIONS: dict[str, Mutation] = {
     "processes: rows gathered out of order": Mutation(
         (Edit("execution/engines/distributed.py", 'every["ids"].argsort()', 'torch.arange(len(every["ids"]))'),), RANKS
     ),
-    "privacy: each tensor clipped by itself": private(
+    "privacy: each tensor clipped by itself": grid(
         "torch.stack(squares).sum(0).sqrt()", "torch.stack(squares).amax(0).sqrt()"
+    ),
+    "privacy: rounding makes no message longer": grid(" - math.sqrt(count) / 2", ""),
+    "privacy: messages of another step": grid("(self.noise * self.clip / SIGMA)", "(self.clip / SIGMA)"),
+    "privacy: noise of another law": Mutation(
+        (Edit("method/contract/discrete.py", "away * away, 2 * bits + 1", "away * away, 2 * bits"),), DISCRETE
+    ),
+    "privacy: zero twice as often": Mutation(
+        (Edit("method/contract/discrete.py", " & ~(is_negative[places] & (size == 0))", ""),), DISCRETE
+    ),
+    "privacy: masks round whole numbers": Mutation(
+        (Edit("execution/messages/terms.py", "below + (draws >= 1 - (scaled - below))", "np.floor(scaled + draws)"),),
+        DISCRETE,
     ),
     "privacy: weights by who came": private("(1 / cohort, 1 / n, math.nan)", "(float(of.w.mean()), 1 / n, math.nan)"),
     "privacy: a decoded message is not clipped again": private(
@@ -532,7 +549,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "adaptive clip: away from the quantile": adaptive("torch.exp(-clip.rate", "torch.exp(clip.rate"),
     "adaptive clip: bits share the messages' noise": adaptive("every[size]", "every[0]"),
-    "adaptive clip: a round of nobody keeps the clip": adaptive("moved(server.clip, 0.0, extra)", "server.clip"),
+    "adaptive clip: a round of nobody keeps the clip": adaptive("moved(server.clip, extra)", "server.clip"),
     "secure sums: a site opens as often as it is asked": secure(
         "execution/messages/member.py", "        self.safe.write(Secret(opened=(frame.round, secret.part)))\n", ""
     ),

@@ -30,20 +30,22 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2310, 1900),
-    "fedconcord_sites": Wing(3460, 2800),  # sites that know each other: a file of keys, compared before round 0
+    # sites that know each other: a file of keys, compared before round 0; secure sums of whole numbers (5 lines)
+    "fedconcord_sites": Wing(3465, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     "fedconcord_flower": Wing(2140, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
-    "method": Wing(11085, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
+    "method": Wing(11235, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         11100,  # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140)
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
-    "execution": Wing(6290, 4900, ("rows", "messages", "engines", "job", "run")),
+    "execution": Wing(6300, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
@@ -182,8 +184,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure
     # sums; 150 of servers above servers; 150 of checks of any method without rounds, yours too
     # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25; clients that come and go, and a
-    # server that gives up on one, without rounds: 50
-    assert sum(sizes().values()) <= 45_300
+    # server that gives up on one, without rounds: 50; noise on whole numbers: 150
+    assert sum(sizes().values()) <= 45_450
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

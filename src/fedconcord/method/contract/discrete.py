@@ -15,8 +15,7 @@ import numpy as np
 
 BITS = 24
 SIGMA = 1 << BITS
-Words = Callable[[int], np.ndarray]
-"""n -> [n] uint64, each of 64 random bits."""
+Words = Callable[[int], np.ndarray]  # n -> [n] uint64, each of 64 random bits
 
 
 def discrete(words: Words, n: int, bits: int = BITS) -> np.ndarray:

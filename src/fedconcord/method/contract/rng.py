@@ -68,9 +68,8 @@ def sweep(seed: int, purpose: Purpose, clients: int) -> Iterator[np.random.Gener
         yield shared
 
 
-def noise(n: int, *key: int) -> np.ndarray:
+def noise(n: int, seed: int, round: int, client: int) -> np.ndarray:
     """n whole numbers [n] int64 of `contract.discrete`, keyed by (seed, round, client)."""
-    seed, round, client = key
     return discrete(generator(seed, Purpose.PRIVACY, round, client).bit_generator.random_raw, n)
 
 

@@ -4,7 +4,7 @@ it knows, and its row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,22 +234,19 @@ def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool)
     def column(values: Iterable[float], dtype: torch.dtype = objective.dtype) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=objective.device)[:, None]
 
-    def noise(n: int) -> Tensor:
-        rows = [rng.generator(one.seed, rng.Purpose.NOISE, one.round, one.id).random(n) for one in orders]
-        return torch.as_tensor(np.stack(rows)).to(dtype=objective.dtype, device=objective.device)
-
-    def discrete(n: int) -> Tensor:
-        rows = [rng.noise(n, one.seed, one.round, one.id) for one in orders]
-        return torch.as_tensor(np.stack(rows)).to(objective.device)
+    def stacked(draw: Callable[[Orders], np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.stack([draw(one) for one in orders])).to(dtype=dtype, device=objective.device)
 
     return Client(
         id=column((one.id for one in orders), torch.int64),
         p=column(one.p for one in orders),
         steps=column(one.steps + one.waited for one in orders),
         lr=orders[0].lr,
-        noise=noise,
+        noise=lambda n: stacked(
+            lambda one: rng.generator(one.seed, rng.Purpose.NOISE, one.round, one.id).random(n), objective.dtype
+        ),
         late=column(float(one.late) for one in orders) if keeps_late else None,
-        discrete=discrete,
+        discrete=lambda n: stacked(lambda one: rng.noise(n, one.seed, one.round, one.id), torch.int64),
     )
 
 

@@ -156,8 +156,8 @@ def unsummable(algorithm: Algorithm) -> str | None:
     space = Space(8, DIM, torch.float64, torch.device("cpu"), None)
     for contribute, message in messages(algorithm):
         shares = [contribute(message, sender_of(space, plan, k), cohort_of(space, plan)) for k in range(5)]
-        leaves = tree_leaves(shares[0]).values()
-        if algorithm.facts.protection is None and not all(leaf.is_floating_point() for leaf in leaves):
+        is_whole = not all(map(Tensor.is_floating_point, tree_leaves(shares[0]).values()))
+        if is_whole and algorithm.facts.protection is None:
             return "a contribution has numbers that are not real"
         for lost in (1, 3), (0, 2, 4):
             left = weights.redrawn(plan, ~np.isin(ids, lost), algorithm.weights)

@@ -3,12 +3,11 @@
 A floating-point number that has noise added tells more than the noise allows: which values it can have, by their last
 bits, depends on what was noised (Mironov, CCS 2012). Here a message u, clipped to C, is taken in steps of z C / SIGMA
 and rounded to the nearest whole numbers q; sums of these are exact, in any order and under masks; noise on them is the
-discrete Gaussian of deviation SIGMA; and what becomes of the noisy sum, its rounding to the model's type among it, is
-made of that sum alone.
+discrete Gaussian of deviation SIGMA; and all that follows, rounding to the model's type too, is made of that sum alone.
 
 **How far one message moves a sum.** Rounding makes a message of L numbers longer by sqrt(L) / 2 steps at most, so it is
-clipped to SIGMA / z - sqrt(L) / 2 of them before. The norm of q is looked at again afterwards, with room for the errors
-of its own computation, and a message beyond SIGMA / z counts as zeros: the bound does not rest on the clipping.
+clipped to SIGMA / z - sqrt(L) / 2 of them before. The norm of q is looked at again, with room for its own errors, and a
+message beyond SIGMA / z counts as zeros: the bound does not rest on the clipping.
 
 **What the noise costs.** The discrete Gaussian around q of variance SIGMA^2 is what comes of a continuous number around
 q of variance SIGMA^2 - r^2 if that is rounded at random by a discrete Gaussian of deviation r around it: up to a factor
@@ -29,7 +28,8 @@ from fedconcord.method.contract import Tree, tree_leaves, tree_map
 from fedconcord.method.contract.discrete import BITS, SIGMA
 from fedconcord.support.errors import UserError
 
-LEAST = 1e-4  # noise over C; below it sums of whole numbers need not fit those of a secure sum, nor is there a privacy
+LEAST = 1e-4  # of the noise over C: sums of messages fit float64's whole numbers, in which masks come off
+MOST = 1e6  # of the noise on the bits of adaptive clipping: half a bit is some of its steps
 
 
 class Grid(NamedTuple):
@@ -49,8 +49,7 @@ class Grid(NamedTuple):
         room = most * (1 - 2 * margin) - math.sqrt(count) / 2
         if room <= 0:
             raise UserError(f"privacy.noise {self.noise:g} leaves nothing of a message of {count} numbers; give less")
-        scaled = clipped(tree_map(lambda leaf: leaf.double() * (most / self.clip), up), room)
-        rounded = tree_map(torch.round, scaled)
+        rounded = tree_map(torch.round, clipped(tree_map(lambda leaf: leaf.double() * (most / self.clip), up), room))
         is_short = norm_of(rounded) <= most * (1 - margin)
         return tree_map(lambda leaf: torch.where(is_short, leaf, torch.zeros_like(leaf)).long(), rounded)
 

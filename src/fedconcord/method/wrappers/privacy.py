@@ -55,7 +55,7 @@ from fedconcord.method.contract import (
 from fedconcord.method.contract.discrete import SIGMA
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.wrappers.forms import contribution, forms, message
-from fedconcord.method.wrappers.grid import LEAST, Grid, clipped, norm_of
+from fedconcord.method.wrappers.grid import LEAST, MOST, Grid, clipped, norm_of
 from fedconcord.method.wrappers.lift import lift
 from fedconcord.method.wrappers.uploads import is_packed
 from fedconcord.support.errors import UserError, in_words
@@ -199,9 +199,6 @@ def _linear(algorithm: Algorithm, like: Tree) -> bool:
 
 
 # -- a bound that adapts -------------------------------------------------------------------------------------------
-
-
-MOST = 1e6  # of the noise on the bits: half a bit is a whole number of its steps, SIGMA / 2 a bit of noise
 
 
 class Noises(NamedTuple):
