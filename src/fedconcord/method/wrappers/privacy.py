@@ -62,7 +62,7 @@ from fedconcord.support.errors import UserError, in_words
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
 
 
-@definition()
+@definition(version=2)
 def with_privacy(
     algorithm: Algorithm,
     clip: Annotated[Positive, about("C, the largest l2 norm of a message")],
@@ -283,7 +283,7 @@ class Counted(NamedTuple):
     within: Tensor  # [] b - 1/2: whether C left the message as it was
 
 
-@definition()
+@definition(version=2)
 def with_adaptive_privacy(
     algorithm: Algorithm,
     clip: Adaptive,
