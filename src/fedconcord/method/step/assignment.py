@@ -234,7 +234,7 @@ def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool)
     def column(values: Iterable[float], dtype: torch.dtype = objective.dtype) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=objective.device)[:, None]
 
-    def stacked(draw: Callable[[Orders], np.ndarray], dtype: torch.dtype) -> Tensor:
+    def rows(draw: Callable[[Orders], np.ndarray], dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.stack([draw(one) for one in orders])).to(dtype=dtype, device=objective.device)
 
     return Client(
@@ -242,11 +242,11 @@ def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool)
         p=column(one.p for one in orders),
         steps=column(one.steps + one.waited for one in orders),
         lr=orders[0].lr,
-        noise=lambda n: stacked(
+        noise=lambda n: rows(
             lambda one: rng.generator(one.seed, rng.Purpose.NOISE, one.round, one.id).random(n), objective.dtype
         ),
         late=column(float(one.late) for one in orders) if keeps_late else None,
-        discrete=lambda n: stacked(lambda one: rng.noise(n, one.seed, one.round, one.id), torch.int64),
+        discrete=lambda n: rows(lambda one: rng.noise(n, one.seed, one.round, one.id), torch.int64),
     )
 
 

@@ -49,9 +49,9 @@ class Grid(NamedTuple):
         room = most * (1 - 2 * margin) - math.sqrt(count) / 2
         if room <= 0:
             raise UserError(f"privacy.noise {self.noise:g} leaves nothing of a message of {count} numbers; give less")
-        rounded = tree_map(torch.round, clipped(tree_map(lambda leaf: leaf.double() * (most / self.clip), up), room))
-        is_short = norm_of(rounded) <= most * (1 - margin)
-        return tree_map(lambda leaf: torch.where(is_short, leaf, torch.zeros_like(leaf)).long(), rounded)
+        whole = tree_map(torch.round, clipped(tree_map(lambda leaf: leaf.double() * (most / self.clip), up), room))
+        is_short = norm_of(whole) <= most * (1 - margin)
+        return tree_map(lambda leaf: torch.where(is_short, leaf, torch.zeros_like(leaf)).long(), whole)
 
     def numbers(self, whole: Tree, dtype: torch.dtype) -> Tree:
         """What whole numbers stand for."""
