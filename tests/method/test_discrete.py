@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from dp_accounting.pld import privacy_loss_distribution as losses
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from scipy.stats import chi2, norm
 from test_privacy import DELTA, SEED, D, S, job
 
 from fedconcord.execution.engines import Stacked, Wire
+from fedconcord.execution.engines.distributed import Ranks
 from fedconcord.execution.job import accountant, plan_of, start
 from fedconcord.execution.messages.terms import Scale
 from fedconcord.federation.objectives import quadratics
@@ -227,6 +229,18 @@ def test_the_server_gets_whole_numbers_on_every_engine(engine: Any) -> None:
     assert {leaf.dtype for leaf in total} == {torch.int64}
     again = sums_of("scaffold", Stacked(None), torch.float64)
     assert max(int((a - b).abs().max()) for a, b in zip(total, again, strict=True)) <= 1  # of a float's last bit
+
+
+def test_processes_add_whole_numbers() -> None:
+    """float32, in which a process's sums travel otherwise, ends at 2^24."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tree, counts = (torch.tensor([2**24 + 1, -(2**40) - 1]), torch.tensor([2**33 + 1])), (2**40 + 3, 5)
+        total, summed = Ranks(0, 1, 60.0).total(tree, counts)
+    finally:
+        dist.destroy_process_group()
+    assert all(torch.equal(a, b) and a.dtype == torch.int64 for a, b in zip(total, tree, strict=True))
+    assert summed == counts
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedadmm", "feddyn"])

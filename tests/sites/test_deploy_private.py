@@ -12,6 +12,7 @@ from test_deploy_core import Federation, Killed, far, leaves, simulated, text, w
 
 from fedconcord.execution.job.accountant import KEYED
 from fedconcord.execution.messages import codec
+from fedconcord.method.contract import rng
 from fedconcord.method.contract.rng import SYSTEM, Chance, uniform
 from fedconcord.study.settings.privacy import budget_of, privacy_note
 from fedconcord.study.settings.resolve import resolve_run
@@ -321,6 +322,12 @@ def test_noise_is_added_to_the_opened_sum(clip: float | str, tables: Path, tmp_p
     assert here.run() == noisy.run() == "complete"
     nested = with_(JOB, cohort=4, privacy={"clip": clip, "noise": 0.0})
     state, _ = simulated(nested, tables / "all.npz")
+    draw = Chance(lambda n: rng.noise(n, 1, 2, 3), uniform)
+    bare = with_(JOB, cohort=4, privacy={"clip": clip})
+    pair = [Private(one, tables, tmp_path / name, draw) for name, one in (("masked", job), ("bare", bare))]
+    assert pair[0].run() == pair[1].run() == "complete"
+    masked, plain = (one.server() for one in pair)
+    assert all(np.array_equal(masked[name], plain[name]) for name in plain)  # under masks the sum is the sum
     quiet, loud, want = here.server(), noisy.server(), leaves(state.server)
     assert quiet.keys() == loud.keys() == want.keys()
     assert max(far(quiet[name], want[name]) for name in want) < 1e-5
