@@ -318,7 +318,7 @@ MUTATIONS: dict[str, Mutation] = {
         (STATE,),
     ),
     "keys: noise by cohort position": Mutation(
-        (Edit("method/step/assignment.py", "one.round, one.id), n)", "one.round, orders.index(one)), n)"),),
+        (Edit("method/step/assignment.py", "one.round, one.id).random", "one.round, orders.index(one)).random"),),
         (CHECK, "-k", "good or fedpaq"),
     ),
     "keys: batches by cohort position": Mutation(
@@ -577,7 +577,7 @@ MUTATIONS: dict[str, Mutation] = {
         "execution/messages/secure.py", "total = total + masks.pairwise", "masks.pairwise"
     ),
     "secure sums: rounded to the nearest": secure(
-        "execution/messages/terms.py", "np.floor(values / self.step + draws)", "np.rint(values / self.step)"
+        "execution/messages/terms.py", "below + (draws >= 1 - (scaled - below))", "np.rint(scaled)"
     ),
     "secure sums: a pair's masks add": secure(
         "execution/messages/masks.py", "if own_id < other else total - common", "if own_id < other else total + common"
