@@ -88,6 +88,18 @@ def aggregator(place: str, limit: float = LIMIT, python: str = sys.executable) -
     return lambda spec: _run([python, child.__file__, *words], spec, limit, place)
 
 
+def optimiser(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
+    """A local optimiser of torch.optim's shape, FILE:CLASS, made anew in each round as CLASS([x], lr=lr).
+
+    The clients' rounds and the mean of their models are the referee's own.
+
+    Raises:
+        UserError: as of `functions`.
+    """
+    words = _named("--optimiser", place, "FILE:CLASS", "mine.py:Adam")
+    return lambda spec: _run([python, child.__file__, "--optimiser", *words], spec, limit, place)
+
+
 def flower(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
     """A Flower strategy, FILE:STRATEGY, run by an interpreter that has flwr; the clients are the referee's own.
 

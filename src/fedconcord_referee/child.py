@@ -1,4 +1,5 @@
-"""Runs functions on a spec, in a process of its own: `python child.py FILE CLIENT SERVER < spec.json`, or `FILE RULE`.
+"""Runs functions on a spec, in a process of its own: `python child.py FILE CLIENT SERVER < spec.json`, `FILE RULE`
+or `--optimiser FILE CLASS`.
 
 It imports NumPy and the file alone, and writes a line of JSON a round. What the functions are given and give back:
 
@@ -14,6 +15,7 @@ the moves of the cohort's clients [S, d], after plain local steps, and gives the
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import json
 import os
@@ -69,15 +71,40 @@ def stepping(rule: Any) -> Any:
     return lambda server, messages, task: {"x": server["x"] + rule(np.stack([m["x"] - server["x"] for m in messages]))}
 
 
+def stepped(make: Any) -> Any:
+    """The client of a local optimiser: `make([x], lr=lr)` in each round, with gradients in x.grad at every step."""
+    torch = importlib.import_module("torch")
+
+    def client(server: Any, row: Any, task: Any) -> Any:
+        x = torch.nn.Parameter(torch.tensor(server["x"]))
+        optimiser = make([x], lr=task.lr)
+        for _ in range(task.steps):
+            x.grad = torch.tensor(task.gradient(x.detach().numpy()))
+            optimiser.step()
+        return {"x": x.detach().numpy().copy()}, row
+
+    return client
+
+
+def mean(server: Any, messages: Any, task: Any) -> Any:
+    """The server of a local optimiser."""
+    return {"x": sum(m["x"] for m in messages) / len(messages)}
+
+
 def plain(value: Any) -> list[float]:
     return [float(entry) for entry in np.asarray(value).reshape(-1)]
 
 
-def main(file: str, *names: str) -> None:
+def main(*words: str) -> None:
+    is_optimiser = words[0] == "--optimiser"
+    file, *names = words[is_optimiser:]
     spec = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # what the functions print goes elsewhere
     chosen_functions = loaded(file, *names)
-    client, server = chosen_functions if len(names) > 1 else (local_steps, stepping(*chosen_functions))
+    if is_optimiser:
+        client, server = stepped(*chosen_functions), mean
+    else:
+        client, server = chosen_functions if len(names) > 1 else (local_steps, stepping(*chosen_functions))
     clients, n = spec["clients"], len(spec["clients"])
     gradients = [gradient_of(spec, i) for i in range(n)]
     rows: list[Any] = [{} for _ in clients]

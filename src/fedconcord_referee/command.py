@@ -28,6 +28,7 @@ def referee(
     aggregator: Annotated[
         str | None, option("A function of moves alone; clients are the referee's.", "FILE:RULE")
     ] = None,
+    optimiser: Annotated[str | None, option("A local optimiser of torch.optim's shape.", "FILE:CLASS")] = None,
     flower: Annotated[str | None, option("A Flower strategy; clients are the referee's.", "FILE:STRATEGY")] = None,
     mine: Annotated[str | None, option("A method of your own, as `run` takes it.", "MODULE:FACTORY", "--own")] = None,
     trajectory: Annotated[str | None, option("A recorded trajectory, .npz or .json.", "FILE")] = None,
@@ -47,14 +48,16 @@ def referee(
     the paper's method; 1: anything else; 2: a mistake in the input, or it failed.
     """
     ways = {"--command": command, "--functions": functions, "--aggregator": aggregator, "--flower": flower}
+    ways |= {"--optimiser": optimiser}
     ways |= {"--own": mine, "--trajectory": trajectory, "--write-spec": write_spec}
     ways_named = [name for name, value in ways.items() if value is not None]
     if len(ways_named) != 1:
         raise UserError(f"give one of {', '.join(ways)}, given {' and '.join(ways_named) or 'none'}")
     check_choice("--problem", problem, ("both", "quadratic", "logistic"))
-    if python is not None and functions is aggregator is flower is None:
+    if python is not None and functions is aggregator is flower is optimiser is None:
         raise UserError(
-            "--python is of --functions, --aggregator and --flower; write it into --command, or leave it out"
+            "--python is of --functions, --aggregator, --optimiser and --flower; write it into --command, or leave "
+            "it out"
         )
     if spec is not None and (problem, rounds, momentum) != ("both", "12", "0"):
         raise UserError("--spec has problem, rounds and momentum in it; leave --problem, --rounds and --momentum out")
@@ -83,6 +86,8 @@ def referee(
         adapter = adapters.own(mine)
     elif aggregator is not None:
         adapter = adapters.aggregator(aggregator, seconds, python or sys.executable)
+    elif optimiser is not None:
+        adapter = adapters.optimiser(optimiser, seconds, python or sys.executable)
     elif flower is not None:
         adapter = adapters.flower(flower, seconds, python or sys.executable)
     else:

@@ -27,6 +27,7 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm, Evaluator, Objective, Problem, Roster
 from fedconcord.method.contract import rng as keyed
 from fedconcord.method.contract import weights as weighing
+from fedconcord.method.wrappers.optimisers import OPTIMISERS, LocalOptimiser, with_optimiser
 from fedconcord.method.wrappers.robust import AGGREGATES, Rule, with_aggregate
 from fedconcord.support import factories, files, grammar
 from fedconcord.support.errors import UserError, reason
@@ -67,7 +68,20 @@ def as_method(factory: Callable[..., Rule]) -> Callable[..., Algorithm]:
 
 
 RULES = {name: as_method(factory) for name, factory in AGGREGATES.items() if name != "mean"}
-JUDGED = METHODS | RULES
+
+
+def as_steps(factory: Callable[..., LocalOptimiser]) -> Callable[..., Algorithm]:
+    """A factory of a local optimiser as one of a method: FedAvg whose clients step by it."""
+
+    @functools.wraps(factory)
+    def build(*values: Any, **parameters: Any) -> Algorithm:
+        return with_optimiser(METHODS["fedavg"](), factory(*values, **parameters))
+
+    return build
+
+
+STEPS = {name: as_steps(factory) for name, factory in OPTIMISERS.items() if name != "muon"}  # which needs matrices
+JUDGED = METHODS | RULES | STEPS
 """What may be judged: name -> factory."""
 
 

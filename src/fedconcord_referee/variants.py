@@ -98,7 +98,10 @@ def other_methods(setting: Setting) -> Iterator[Known]:
         yield Known(words, "method", says, other)
 
 
-PENALTIES = ("mu", "alpha", "rho", "eta", "gamma", "a", "d", "server_lr", "radius", "tau", "eps", "q", "lambda_lr")
+PENALTIES = (
+    *("mu", "alpha", "rho", "eta", "gamma", "a", "d", "radius", "tau", "eps", "q"),
+    *("server_lr", "lambda_lr", "decay"),
+)
 
 
 def scaled(setting: Setting) -> Iterator[Known]:

@@ -10,6 +10,7 @@ import numpy as np
 from fedconcord_referee import mistakes, rules, variants
 from fedconcord_referee.known import Known
 from fedconcord_referee.memories import memories
+from fedconcord_referee.optimisers import OPTIMISED
 from fedconcord_referee.reference import After, Setting, reference, setting_of, walk
 from fedconcord_referee.single import SINGLE
 from fedconcord_referee.spec import RULES, Spec, minimiser
@@ -58,7 +59,7 @@ def explanations(setting: Setting) -> Iterator[Known]:
     yield from variants.answers(setting)
     yield from variants.variants(setting)
     yield from variants.other_methods(setting)
-    yield from SINGLE.get(setting.spec.method, ())
+    yield from SINGLE.get(setting.spec.method, OPTIMISED.get(setting.spec.method, ()))
     if setting.spec.method in RULES:
         yield from (*rules.COMMON, *rules.RULES.get(setting.spec.method, ()))
     yield from mistakes.LOCAL
