@@ -12,7 +12,8 @@ import typer
 
 from fedconcord.interface.cli.base import importing, say
 from fedconcord.interface.cli.options import check_choice, option
-from fedconcord.support.errors import UserError
+from fedconcord.support import files
+from fedconcord.support.errors import UserError, reason
 from fedconcord.support.grammar import count, scalar
 
 LONG = 1500  # rounds to a method's limit
@@ -40,6 +41,7 @@ def referee(
     tolerance: Annotated[str, option("Largest relative departure that is equal. [1e-9]", "NUMBER")] = "1e-9",
     limit: Annotated[str, option("Seconds that it may take for a problem. [60]", "SECONDS")] = "60",
     python: Annotated[str | None, option("Interpreter for functions and strategies. [this one]", "PROGRAM")] = None,
+    page: Annotated[str | None, option("Write the verdicts as one HTML page.", "FILE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the verdicts as JSON.")] = False,
 ) -> None:
     """Say what an implementation of a method computes.
@@ -65,6 +67,7 @@ def referee(
     beta = 0.0 if momentum == "0" else number("--momentum", momentum, 1.0)
     with importing():
         from fedconcord_referee import adapters, verdict
+        from fedconcord_referee import page as pages
         from fedconcord_referee import spec as specs
         from fedconcord_referee import trajectory as trajectories
 
@@ -94,20 +97,26 @@ def referee(
         adapter = lambda one: trajectories.read(Path(str(trajectory)), one)  # noqa: E731
     results = []
     for one in all_specs:
-        result = verdict.judge(one, adapter(one), most)
+        got = adapter(one)
+        result = verdict.judge(one, got, most)
         if result.kind != "equal" and trajectory is None and spec is None:
             long = specs.make(method, one.kind, LONG, beta)
             with suppress(UserError):  # too slow for so many rounds, or beyond numbers: the verdict stands without
                 result = verdict.settled(long, result, adapter(long))
-        results.append((one, result))
+        results.append((one, result, got))
         if not as_json:
             for line in verdict.sentences(one, result, most):
                 say(line)
         if result.kind != "equal":
             break
     if as_json:
-        say(json.dumps([verdict.plain(one, result, most) for one, result in results], indent=1))
-    if any(result.kind != "equal" for _, result in results):
+        say(json.dumps([verdict.plain(one, result, most) for one, result, _ in results], indent=1))
+    if page is not None:
+        try:
+            files.write_text(Path(page), pages.written(results, most))
+        except OSError as error:
+            raise UserError(f"cannot write {page}: {reason(error)}; give a file in a folder that is there") from error
+    if any(result.kind != "equal" for _, result, _ in results):
         raise typer.Exit(1)
 
 

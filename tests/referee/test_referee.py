@@ -309,6 +309,22 @@ def test_a_recorded_trajectory_is_judged(tmp_path: Path, capsys: pytest.CaptureF
         called("scaffold", "--write-spec", str(tmp_path / "nowhere" / "spec.json"))
 
 
+def test_the_page_has_the_words_and_a_figure(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=walked(spec.make("fedavg")).x)
+    words = ("scaffold", "--trajectory", str(tmp_path / "mine.npz"), "--page")
+    assert called(*words, str(tmp_path / "page.html")) == 1
+    text = (tmp_path / "page.html").read_text()
+    assert "it computes what fedavg does" in text
+    assert "referee: scaffold | fedavg" in text
+    assert text.count("<circle") == text.count("<tr><td>") == 12
+    assert "http" not in text  # nothing is loaded
+    heights = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', text)]
+    assert heights[0] > 190  # equal in the first round, where nothing is remembered
+    assert max(heights[3:]) < 60
+    with pytest.raises(UserError, match=r"cannot write .*page.html: No such file"):
+        called(*words, str(tmp_path / "nowhere" / "page.html"))
+
+
 def test_the_command_asks_for_one_way() -> None:
     with pytest.raises(UserError, match=r"give one of --command, .* given none"):
         called("scaffold")
