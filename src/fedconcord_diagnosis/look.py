@@ -261,6 +261,7 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
     linear = job.solver.kind != "lbfgs" and algorithm.step.hessian_at is None
     watched: core.Algorithm = replace(
         algorithm,
+        start=lambda *of: algorithm.start(*of).map(_apart),
         finish=finish,
         contribute=lambda up, sender, cohort: (),
         update=lambda server, total, cohort: server,
@@ -298,6 +299,11 @@ LINEAR = (core.Snapshot, core.Table, core.Scale, core.Constant, core.Dual, core.
 def _short(piece: Any) -> Any:
     """The piece with the mean of a table in place of its rows, which are large and of which no look asks more."""
     return piece._replace(table=piece.table.mean(-2, keepdim=True)) if isinstance(piece, core.Table) else piece
+
+
+def _apart(leaf: Any) -> Any:
+    """A cohort's tables as copies: the steps would move those of the rows, of which a look asks again."""
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.ndim > 2 else leaf
 
 
 def _row(leaf: Any, k: int) -> Any:
