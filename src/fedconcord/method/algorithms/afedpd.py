@@ -167,7 +167,6 @@ def afedpd_share(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
                 moves_when_absent=True,
             ),
             invariant="the mean of own duals over all clients",
-            remedies=("dissimilar gradients", "stale memory"),
         ),
     )
 
