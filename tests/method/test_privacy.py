@@ -462,6 +462,8 @@ def test_a_budget_with_noise_ends_the_run_and_resumes_to_the_same_bits(tmp_path:
         ({"epsilon": 8.0}, {}, r"privacy.epsilon 8 needs a bound .* give privacy.clip too"),
         ({"clip": 1.0}, {}, r"privacy.clip 1 alone protects nobody"),
         ({"clip": 1.0, "noise": 0.0, "epsilon": 1.0}, {}, r"privacy.noise 0 meets no epsilon"),
+        ({"clip": 1.0, "noise": 1e-5}, {}, r"privacy.noise 1e-05 protects nobody; give 0"),
+        ({"clip": "adaptive", "noise": 1e-5}, {}, r"privacy.noise 1e-05 protects nobody; give 0"),
         ({"clip": 1.0, "noise": 0.5, "epsilon": 1.0}, {}, r"one round with privacy.noise 0.5 spends epsilon"),
         ({"clip": 1.0, "noise": 1.0, "delta": 0.2}, {}, r"privacy.delta 0.2 lets one of 8 clients"),
         ({"clip": -1.0, "noise": 1.0}, {}, r"privacy.clip must be a number > 0"),

@@ -58,6 +58,13 @@ class Grid(NamedTuple):
         return tree_map(lambda leaf: (leaf.double() * (self.noise * self.clip / SIGMA)).to(dtype), whole)
 
 
+def too_little(noise: float) -> str | None:
+    """Why messages cannot have this noise over C, or None; 0 clips alone."""
+    if not 0 < noise < LEAST:
+        return None
+    return f"privacy.noise {noise:g} protects nobody; give 0, which clips alone, or {LEAST:g} and more"
+
+
 def whole_bits(noise: float) -> int:
     """Of the largest whole number of a message with this noise over C."""
     return max(1, math.ceil(BITS - math.log2(noise)))

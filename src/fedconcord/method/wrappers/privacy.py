@@ -55,7 +55,7 @@ from fedconcord.method.contract import (
 from fedconcord.method.contract.discrete import SIGMA
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.wrappers.forms import contribution, forms, message
-from fedconcord.method.wrappers.grid import LEAST, MOST, Grid, clipped, norm_of
+from fedconcord.method.wrappers.grid import MOST, Grid, clipped, norm_of, too_little
 from fedconcord.method.wrappers.lift import lift
 from fedconcord.method.wrappers.uploads import is_packed
 from fedconcord.support.errors import UserError, in_words
@@ -122,9 +122,7 @@ def with_privacy(
             return (
                 f"messages weigh 1/{cohort}, and {drawn} clients are expected in a round; give with_privacy that cohort"
             )
-        if 0 < noise < LEAST:
-            return f"privacy.noise {noise:g} protects nobody; give 0, which clips alone, or {LEAST:g} and more"
-        return algorithm.refuse(population, drawn) or uncovered(algorithm)
+        return too_little(noise) or algorithm.refuse(population, drawn) or uncovered(algorithm)
 
     return replace(
         algorithm,

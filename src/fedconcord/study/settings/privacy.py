@@ -8,6 +8,7 @@ from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation.sampling import Sampler
 from fedconcord.method.contract import Algorithm, Problem
 from fedconcord.method.wrappers.factors import FACTORS
+from fedconcord.method.wrappers.grid import too_little
 from fedconcord.method.wrappers.privacy import Adaptive, with_adaptive_privacy, with_privacy
 from fedconcord.study.settings.parts import clipping_of, part
 from fedconcord.study.settings.problem import kind_of
@@ -41,6 +42,8 @@ def calibrated(config: Config) -> Config:
         assert privacy.epsilon is not None
         noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, _coin(config), config.rounds)
         privacy = privacy.model_copy(update={"noise": noise})
+    elif (reason := too_little(privacy.noise)) is not None:
+        raise UserError(reason)
     elif privacy.noise == 0 and privacy.epsilon is not None:
         raise UserError(f"privacy.noise 0 meets no epsilon, given {privacy.epsilon:g}; leave one of them out")
     config = config.model_copy(update={"privacy": privacy})
