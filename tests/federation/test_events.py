@@ -25,6 +25,7 @@ from fedconcord.federation.participation.events import (
 )
 from fedconcord.method.contract import rng
 from fedconcord.support.errors import UserError
+from fedconcord.support.factories import build
 from tiers import tiers
 
 SEED = 3
@@ -277,3 +278,9 @@ def test_nobody_ever_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(events_of_the_clock, "MANY", 50)
     with pytest.raises(UserError, match=r"nobody was available .* 50 slots of 60 seconds"):
         next_update(Clock(2), 2, 4, SEED, lengths_of(np.ones(4)), beginning(), lambda slot: np.empty(0, np.int64))
+
+
+def test_a_slot_has_a_least_length() -> None:
+    """An availability that goes on from slot to slot would take a step for each of them."""
+    with pytest.raises(UserError, match=r"slot must be a number >= 0.001, given 1e-09"):
+        build(events_of_the_clock.CLOCKS, "clock", "asynchronous(5,slot=1e-9)")

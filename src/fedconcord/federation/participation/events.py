@@ -139,8 +139,8 @@ def next_event(
         now = now._replace(tick=min(ends, (now.tick // width + 1) * width))
         if now.tick // width - first >= MANY:
             raise UserError(
-                f"nobody was available for {MANY} slots of {clock.slot:g} seconds; give an availability that has "
-                "somebody"
+                f"nobody was available for {MANY} slots of {clock.slot:g} seconds but clients whose reply waits "
+                "for its update; give an availability with more clients, or a smaller cohort"
             )
     return _ended(clock, now._replace(tick=ends))
 
@@ -268,7 +268,7 @@ def asynchronous(
     refill: Annotated[
         Literal["reply", "update"], about("when a client that replied is replaced: at once, or at the next update")
     ] = "reply",
-    slot: Annotated[Positive, about("seconds for which who is available stays the same")] = 60.0,
+    slot: Annotated[float, Field(ge=1e-3, description="seconds for which who is available stays the same")] = 60.0,
     timeout: Annotated[
         Positive | None, about("seconds after which a job counts as lost; if none, the server waits for every job")
     ] = None,
