@@ -20,6 +20,7 @@ At a fixed point D_i = 0 and common + s = 0, so that the gradients' mean is 0, f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -28,10 +29,8 @@ from torch import Tensor
 from fedconcord.method.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.method.contract import (
     Algorithm,
-    Client,
     Cohort,
     Constant,
-    Done,
     Facts,
     Local,
     Memory,
@@ -75,11 +74,6 @@ class Moves(NamedTuple):
     p: Tensor  # [] sum of p_i
 
 
-def _finish(down: Server | Down, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-    move = done.x - down.x
-    return move, Row(row.s + move)
-
-
 @definition()
 def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     """A-FedPD: aligned duals, so that returning clients do not bring stale ones.
@@ -96,7 +90,7 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, Constant(rho * (down.x - down.mean + row.s)), Pull(rho, down.x)),
-        finish=_finish,
+        finish=lambda down, row, done, client: (done.x - down.x, Row(row.s + (done.x - down.x))),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
         models=lambda server: {"mean": server.mean, "server": server.x},
@@ -143,16 +137,13 @@ def afedpd_share(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
         common, s = server.common + shift, server.s + total.s - total.p * shift
         return Shared(mean + common + s, mean, common, s)
 
-    return Algorithm(
+    return replace(
+        afedpd(rho, weights),
         init=lambda x, population: Shared(x, x, torch.zeros_like(x), torch.zeros_like(x)),
-        init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: Down(server.x, server.common),
         start=lambda down, row, client: Local(down.x, Constant(rho * (down.common + row.s)), Pull(rho, down.x)),
-        finish=_finish,
         contribute=lambda move, sender, cohort: Moves(sender.w * move, sender.p * move, sender.p),
         update=update,
-        models=lambda server: {"mean": server.mean, "server": server.x},
-        weights=weights,
         phases=Phases(
             settle=Settle(lambda down, server: server.common - down.common, lambda shift, row: Row(row.s - shift)),
             asynchronous="undamped",
