@@ -13,6 +13,7 @@ differs, its `repair` runs the same code with the spots changed that the remark 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import subprocess
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedconcord.support import files
 from fedconcord_referee import adapters, spec, verdict
 
 HERE = Path(__file__).resolve().parent
@@ -216,6 +218,7 @@ def set_up(venvs: Path, package: str) -> None:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *shlex.split(install)], check=True)
 
 
+@functools.cache
 def version(venvs: Path, package: str) -> str:
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     done = subprocess.run([python_of(venvs, package), "-c", code], check=True, capture_output=True, text=True)
@@ -234,10 +237,12 @@ def plain(result: verdict.Verdict) -> dict[str, Any]:
     return {"kind": result.kind, "name": result.name, "largest": float(f"{result.largest:.1e}")}
 
 
-def results(venvs: Path, packages: list[str]) -> Iterator[dict[str, Any]]:
-    """The cells of packages, judged."""
+def results(venvs: Path, packages: list[str], old: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """All cells in their order: those of the packages judged, the others as they were."""
     for cell in CELLS:
-        if cell.package in packages:
+        if cell.package not in packages:
+            yield from (one for one in old if (one["package"], one["cell"]) == (cell.package, cell.name))
+        else:
             entry = {"package": cell.package, "version": version(venvs, cell.package), "cell": cell.name}
             entry |= {"method": cell.method, **plain(judged(venvs, cell, cell.name))}
             if cell.repair:
@@ -267,7 +272,7 @@ def table(entries: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venvs", type=Path, help="folder of the packages' virtual environments")
-    parser.add_argument("--only", default=",".join(PACKAGES), help="packages, by comma")
+    parser.add_argument("--only", default=",".join(PACKAGES), help="packages, separated by commas")
     parser.add_argument("--cell", help="PACKAGE:CELL, judged alone and told in words")
     parser.add_argument("--table", action="store_true", help="print the table of the results that are there")
     args = parser.parse_args()
@@ -277,19 +282,21 @@ def main() -> None:
     if args.venvs is None:
         parser.error("give --venvs, or --table")
     if args.cell:
-        package, _, name = args.cell.partition(":")
-        (cell,) = (one for one in CELLS if (one.package, one.name) == (package, name))
-        set_up(args.venvs, package)
+        cell = next((one for one in CELLS if f"{one.package}:{one.name}" == args.cell), None)
+        if cell is None:
+            parser.error(f"there is no cell {args.cell!r}; --table shows all, as in --cell fluke-fl:FedAVGM")
+        set_up(args.venvs, cell.package)
         one = spec.make(cell.method, cell.kind)
-        print("\n".join(verdict.sentences(one, judged(args.venvs, cell, name), cell.tolerance)))
+        print("\n".join(verdict.sentences(one, judged(args.venvs, cell, cell.name), cell.tolerance)))
         return
     packages = args.only.split(",")
+    if unknown := set(packages) - set(PACKAGES):
+        parser.error(f"unknown package {min(unknown)!r}; known: {', '.join(PACKAGES)}")
     for package in packages:
         set_up(args.venvs, package)
     old = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    entries = [one for one in old if one["package"] not in packages] + list(results(args.venvs, packages))
-    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in entries)
-    RESULTS.write_text(f"[\n{lines}\n]\n")
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in results(args.venvs, packages, old))
+    files.write_text(RESULTS, f"[\n{lines}\n]\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def judged(name: str, trainer: type | None = None, change: Any = None, **options
                     }  # fmt: skip
                     client = trainer(
                         model,
-                        loss_fn=Loss(),
+                        loss_fn=point.Loss(),
                         metric=lambda labels, out: 0.0,
                         train_dataset=TensorDataset(*point.samples(spec, i)),
                         train_configs=OmegaConf.create(configs),
@@ -68,13 +68,6 @@ class Network(point.Point):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return super().forward(rows).reshape(1)
-
-
-class Loss(torch.nn.Module):
-    """The loss as a module, as its trainers ask for."""
-
-    def forward(self, out: torch.Tensor, labels: Any) -> torch.Tensor:
-        return point.itself(out, labels)
 
 
 class Quiet:

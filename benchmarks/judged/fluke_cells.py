@@ -13,16 +13,9 @@ from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
 from fluke.utils import FederationObserver
 from fluke.utils.model import flatten_parameters
-from point import Point, itself, main, samples
+from point import Loss, Point, main, samples
 
 SERVER: list[Any] = []  # of the cell that runs
-
-
-class Loss(torch.nn.Module):
-    """The loss as a module, as fluke asks for."""
-
-    def forward(self, out: torch.Tensor, labels: Any) -> torch.Tensor:
-        return itself(out, labels)
 
 
 def judged(

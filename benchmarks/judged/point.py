@@ -66,6 +66,13 @@ def itself(out: Tensor, labels: Any) -> Tensor:
     return out.mean()
 
 
+class Loss(torch.nn.Module):
+    """`itself` as a module, for packages that ask for one."""
+
+    def forward(self, out: Tensor, labels: Any) -> Tensor:
+        return itself(out, labels)
+
+
 def local_steps(model: Point, i: int, one: Any, grad: Callable[[Tensor], Tensor] = lambda g: g) -> None:
     """Plain local steps, for packages that leave the client to their user; `grad` changes gradients [d]."""
     for _ in range(one["steps"][one["clients"].index(i)]):

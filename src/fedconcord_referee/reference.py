@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -109,10 +109,3 @@ def walk(setting: Setting, engine: Engine | None = None) -> Iterator[After]:
 def reference(spec: Spec) -> list[After]:
     """All rounds of the reference, one client at a time: the engine that defines what others must compute."""
     return list(walk(setting_of(spec), Serial()))
-
-
-def server_fields(algorithm: Algorithm, x: Tensor, n: Any) -> tuple[str, ...]:
-    """What the server keeps beside its model, by name: vectors only."""
-    server = algorithm.init(x, n)
-    fields = getattr(server, "_fields", ())
-    return tuple(name for name in fields if name != "x" and isinstance(getattr(server, name), Tensor))
