@@ -290,7 +290,9 @@ class StackedCohort:
             client = client._replace(hessian=torch.stack(squares))
         local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, at, gradient)
         is_compiled, graphs = self.engine.kernel == "compiled", self.engine.graphs
-        tables = tables_of(local, rows)  # gathered for this round alone; none of them is there for `finish`
+        # tables were gathered for this round alone and move in place: none of them is there for `finish`, which looks
+        # back at them only where a reply may be late
+        tables = () if algorithm.phases.late else tables_of(local, rows)
         rows = tree_map(lambda leaf: leaf.new_empty(0) if any(leaf is table for table in tables) else leaf, rows)
         local_result, cost = solve_together(
             objective, assignment, local, ids, orders, is_compiled, graphs, joint, tables
