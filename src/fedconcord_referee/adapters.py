@@ -101,12 +101,17 @@ def optimiser(place: str, limit: float = LIMIT, python: str = sys.executable) ->
 
 
 def flower(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
-    """A Flower strategy, FILE:STRATEGY, run by an interpreter that has flwr; the clients are the referee's own.
+    """A Flower strategy, FILE:STRATEGY or FILE:STRATEGY,APP, run by an interpreter that has flwr.
+
+    Clients are those of the ClientApp APP, or the referee's where none is named.
 
     Raises:
         UserError: as of `functions`.
     """
-    words = _named("--flower", place, "FILE:STRATEGY", "mine.py:strategy")
+    form, example = "FILE:STRATEGY", "mine.py:strategy"
+    if "," in place:
+        form, example = f"{form},APP", f"{example},app"
+    words = _named("--flower", place, form, example)
     return lambda spec: _run([python, flower_child.__file__, *words], spec, limit, place)
 
 

@@ -36,6 +36,19 @@ class Task:
         self.__dict__.update(values)
 
 
+def client_task(spec: Any, t: int, client: int, gradient: Any) -> Task:
+    """What a client's function is told in round t."""
+    one, data = spec["rounds"][t], spec["clients"][client]
+    steps = one["steps"][one["clients"].index(client)]
+    return Task(**_common(spec, t), client=client, steps=steps, p=data["p"], size=data["size"], gradient=gradient)
+
+
+def _common(spec: Any, t: int) -> Any:
+    one = spec["rounds"][t]
+    common = {"round": t, "lr": one["lr"], "coin": one["coin"], "n": len(spec["clients"])}
+    return {**common, "momentum": spec["local_momentum"], "parameters": spec["parameters"]}
+
+
 def gradient_of(spec: Any, client: int) -> Any:
     """x [d] -> grad f_i(x) [d]."""
     data = spec["clients"][client]
@@ -105,24 +118,21 @@ def main(*words: str) -> None:
         client, server = stepped(*chosen_functions), mean
     else:
         client, server = chosen_functions if len(names) > 1 else (local_steps, stepping(*chosen_functions))
-    clients, n = spec["clients"], len(spec["clients"])
-    gradients = [gradient_of(spec, i) for i in range(n)]
+    clients = spec["clients"]
+    gradients = [gradient_of(spec, i) for i in range(len(clients))]
     rows: list[Any] = [{} for _ in clients]
     state: Any = {"x": np.array(spec["x0"])}
     for t, one in enumerate(spec["rounds"]):
-        common = {"round": t, "lr": one["lr"], "coin": one["coin"], "n": n, "momentum": spec["local_momentum"]}
-        common["parameters"] = spec["parameters"]
         messages, local = [], []
-        for i, steps in zip(one["clients"], one["steps"]):  # noqa: B905  (an older Python may judge itself)
-            p, size = clients[i]["p"], clients[i]["size"]
-            task = Task(**common, client=i, steps=steps, p=p, size=size, gradient=gradients[i])
+        for i in one["clients"]:
+            task = client_task(spec, t, i, gradients[i])
             message, rows[i] = client(copy.deepcopy(state), rows[i], task)
             messages.append(message)
             if isinstance(message, dict) and "x" in message:
                 local.append(plain(message["x"]))
         cohort = [clients[i] for i in one["clients"]]
         cohort_values = {"clients": one["clients"], "steps": one["steps"], "p": [c["p"] for c in cohort]}
-        state = server(state, messages, Task(**common, **cohort_values, sizes=[c["size"] for c in cohort]))
+        state = server(state, messages, Task(**_common(spec, t), **cohort_values, sizes=[c["size"] for c in cohort]))
         if not isinstance(state, dict):
             state = {"x": np.asarray(state)}
         line = {"x": plain(state["x"])}

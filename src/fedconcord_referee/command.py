@@ -30,7 +30,9 @@ def referee(
         str | None, option("A function of moves alone; clients are the referee's.", "FILE:RULE")
     ] = None,
     optimiser: Annotated[str | None, option("A local optimiser of torch.optim's shape.", "FILE:CLASS")] = None,
-    flower: Annotated[str | None, option("A Flower strategy; clients are the referee's.", "FILE:STRATEGY")] = None,
+    flower: Annotated[
+        str | None, option("A Flower strategy; clients are the ClientApp's or the referee's.", "FILE:STRATEGY[,APP]")
+    ] = None,
     mine: Annotated[str | None, option("A method of your own, as `run` takes it.", "MODULE:FACTORY", "--own")] = None,
     trajectory: Annotated[str | None, option("A recorded trajectory, .npz or .json.", "FILE")] = None,
     write_spec: Annotated[str | None, option("Write the problem and schedule, and judge nothing.", "FILE")] = None,
@@ -98,7 +100,7 @@ def referee(
     results = []
     for one in all_specs:
         got = adapter(one)
-        result = verdict.judge(one, got, most)
+        result = verdict.judge(one, got, most, lambda line: print(line, file=sys.stderr))
         if result.kind != "equal" and trajectory is None and spec is None:
             long = specs.make(method, one.kind, LONG, beta)
             with suppress(UserError):  # too slow for so many rounds, or beyond numbers: the verdict stands without

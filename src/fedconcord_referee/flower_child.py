@@ -1,10 +1,14 @@
-"""Runs a Flower strategy on a spec, in a process of its own: `python flower_child.py FILE STRATEGY < spec.json`.
+"""Runs a Flower strategy, perhaps with a ClientApp, on a spec, in a process of its own: `python flower_child.py FILE
+STRATEGY [APP] < spec.json`.
 
 It runs in the environment of whoever wrote the strategy, with NumPy, flwr and what the file imports; of the referee it
 has the file `child` alone. STRATEGY is a `flwr.serverapp.strategy.Strategy` in the file, or what makes one when called.
 Its own `start` runs the rounds, on a grid whose nodes are the cohort of each round and take the local steps of the
 spec: x <- x - lr (gradient + mu (x - server's x)), with mu the `proximal-mu` that the strategy sends, 0 otherwise. A
 reply has the model in one array record, and `num-examples`, the client's size, in a metric record.
+
+With an APP, messages to train go to it instead. Its context, one for each client, which keeps `state` between rounds,
+has an attribute `task` beside: what `child.client_task` tells. Other messages are answered here.
 """
 
 import importlib
@@ -22,8 +26,11 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 class Nodes:
     """What a strategy asks of a grid: who is there, and replies to its messages."""
 
-    def __init__(self, spec: Any, gradients: Any, app: Any) -> None:
-        self.spec, self.gradients, self.app = spec, gradients, app
+    def __init__(self, spec: Any, child: Any, app: Any, client_app: Any) -> None:
+        self.spec, self.child, self.app, self.client_app = spec, child, app, client_app
+        clients = range(len(spec["clients"]))
+        self.gradients = [child.gradient_of(spec, i) for i in clients]
+        self.contexts = [app.Context(1, i + 1, {"partition-id": i}, app.RecordDict(), {}) for i in clients]
         self.local: dict[int, list[float]] = {}
         self.t = 0  # the round, from 0
 
@@ -42,7 +49,21 @@ class Nodes:
                     f"it trains nodes {ids} and the round's are {cohort}; let it take all nodes that are there, "
                     "as with fraction_train=1.0"
                 )
-        return [self.reply(one, trains) for one, trains in zip(messages, is_training)]  # noqa: B905
+        answer = self.reply if self.client_app is None else self.reply_of_app
+        return [answer(one, trains) for one, trains in zip(messages, is_training)]  # noqa: B905
+
+    def reply_of_app(self, message: Any, trains: bool) -> Any:
+        """The answer of the ClientApp under judgement."""
+        if not trains:
+            return self.reply(message, trains)
+        i = message.metadata.dst_node_id - 1
+        context = self.contexts[i]
+        context.task = self.child.client_task(self.spec, self.t, i, self.gradients[i])
+        reply = self.client_app(message, context)
+        arrays = [array for record in reply.content.array_records.values() for array in record.to_numpy_ndarrays()]
+        if arrays and arrays[0].shape == (len(self.spec["x0"]),):
+            self.local[i] = self.child.plain(arrays[0])
+        return reply
 
     def reply(self, message: Any, trains: bool) -> Any:
         """A node's answer."""
@@ -67,7 +88,7 @@ class Nodes:
         return self.app.Message(content, reply_to=message)
 
 
-def main(file: str, name: str) -> None:
+def main(file: str, *names: str) -> None:
     child = importlib.import_module("child")  # beside this file
     spec = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -75,16 +96,19 @@ def main(file: str, name: str) -> None:
     with suppress(ImportError):  # versions that have it let no process make messages that has no run
         task = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         task.task_id, task.run_id, task.node_id = 1, 1, 1
-    (strategy,) = child.loaded(file, name)
+    strategy, *client_apps = child.loaded(file, *names)
     strategy = strategy if hasattr(strategy, "aggregate_train") and not isinstance(strategy, type) else strategy()
-    nodes = Nodes(spec, [child.gradient_of(spec, i) for i in range(len(spec["clients"]))], app)
+    nodes = Nodes(spec, child, app, *(client_apps or [None]))
 
     def follow(number: int, arrays: Any) -> None:
         """After each round, and before the first."""
         if number > 0:
-            (x,) = arrays.to_numpy_ndarrays()
-            local = [nodes.local[i] for i in spec["rounds"][nodes.t]["clients"]]
-            answers.write(json.dumps({"x": child.plain(x), "local": local}) + "\n")
+            x, *others = arrays.to_numpy_ndarrays()
+            if others:
+                raise ValueError(f"its model has {1 + len(others)} arrays; keep the model alone in what it aggregates")
+            local = [nodes.local.pop(i, None) for i in spec["rounds"][nodes.t]["clients"]]
+            line = {"x": child.plain(x)} if None in local else {"x": child.plain(x), "local": local}
+            answers.write(json.dumps(line) + "\n")
             answers.flush()
             nodes.t = min(number, len(spec["rounds"]) - 1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,18 @@ def local(change: Callable[[Local, Tree, Any], Local]) -> Change:
     return shaped(changed)
 
 
-def pieces(one: Local, kind: type, change: Callable[[Any], Any]) -> Local:
+def pieces(one: Local, kind: type | UnionType, change: Callable[[Any], Any]) -> Local:
     """The pieces of a kind changed; where the change gives None they are left out."""
     new = (change(piece) if isinstance(piece, kind) else piece for piece in one.pieces)
     kept_pieces = [piece for piece in new if piece is not None]
     return Local(one.x, *kept_pieces, lr_scale=one.lr_scale, first=one.first)
+
+
+def _plain_steps(one: Local, down: Tree, client: Any) -> Local:
+    """Of methods that have both pieces: of others it is one of two plainer mistakes."""
+    if not {Constant, Pull} <= {type(piece) for piece in one.pieces}:
+        raise ValueError("this method has one of them at most")
+    return pieces(one, Constant | Pull, lambda piece: None)
 
 
 LOCAL = (
@@ -70,6 +78,12 @@ LOCAL = (
         "has no pull to the server's model: the proximal term is left out, carries no gradient, or is taken about the "
         "local iterate, where it is zero",
         local(lambda one, down, client: pieces(one, Pull, lambda piece: None)),
+    ),
+    mistake(
+        "neither correction nor pull",
+        "takes plain gradient steps: correction and proximal term are left out, or made of parameters that carry no "
+        "gradient",
+        local(_plain_steps),
     ),
     mistake(
         "pushed away",
@@ -287,6 +301,11 @@ STEPS = (
         "a step more",
         "takes one local step more than it is told",
         rescheduled(lambda one, t, setting: one._replace(steps=tuple(k + 1 for k in one.steps))),
+    ),
+    mistake(
+        "the first round thrown away",
+        "leaves the model as it is in the first round, whose local steps count for nothing",
+        rescheduled(lambda one, t, setting: one._replace(lr=one.lr if t else 0.0)),
     ),
     mistake(
         "a constant step size",

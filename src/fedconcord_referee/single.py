@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Algorithm, Constant, Local, Pull
+from fedconcord.method.contract import Algorithm, Constant, Local, Pull, tree_map
 from fedconcord.method.wrappers.server import Optimizer, adam, extrapolation, momentum, nesterov, with_server
 from fedconcord_referee.known import Change, Known, mistake, shaped
 from fedconcord_referee.memories import finished, served
@@ -167,6 +167,16 @@ def _moments(name: str, says: str, **parameters: Any) -> Known:
     return Known(name, "variant", says, lambda setting: with_parameters(setting, **parameters))
 
 
+def _twice(setting: Setting) -> Setting | None:
+    lr = setting.spec.parameters["server_lr"]
+    return totalled(lambda total: tree_map(lambda leaf: lr * leaf, total))(setting)
+
+
+TWICE = mistake(
+    "the server's step size twice",
+    "multiplies the mean move by the server's step size before the moments see it, and again after",
+    _twice,
+)
 MOMENTS = (
     _moments("second moment from zero", "starts the second moment at 0, where the paper starts at tau^2", v0=0.0),
     _moments("no first moment", "has no first moment (beta1 = 0)", beta1=0.0),
@@ -247,14 +257,32 @@ AUTO = (
     ),
 )
 
+# -- FedDyn ------------------------------------------------------------------------------------------------------------
+
+
+def _once(setting: Setting) -> Setting | None:
+    share = (len(setting.spec.rounds[0].clients) - 1) / len(setting.spec.data)
+    dual = served(lambda server, after: after._replace(h=after.h + share * server.x, x=after.x + share * server.x))
+    return dual(setting)
+
+
+DYN = (
+    mistake(
+        "the server's model subtracted once",
+        "subtracts the server's model once from the sum of the cohort's models, where the paper subtracts it from each",
+        _once,
+    ),
+)
+
 SINGLE: dict[str, tuple[Known, ...]] = {
     "fednova": NOVA,
     "fednova_vr": NOVA,
     "fedexp": EXP,
     "fedavgm": MOMENTUM,
-    "fedadam": ADAM,
-    "fedyogi": MOMENTS,
-    "fedadagrad": MOMENTS,
+    "fedadam": (*ADAM, TWICE),  # after what builds the method anew, for pairs
+    "fedyogi": (*MOMENTS, TWICE),
+    "fedadagrad": (*MOMENTS, TWICE),
     "afedpd": DUALS,
+    "feddyn": DYN,
     "auto": AUTO,
 }

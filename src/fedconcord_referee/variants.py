@@ -33,7 +33,8 @@ def with_parameters(setting: Setting, **parameters: Any) -> Setting | None:
         algorithm = JUDGED[setting.spec.method](**{**setting.spec.parameters, **parameters})
     except (ValueError, TypeError):
         return None
-    return setting._replace(algorithm=algorithm)
+    spec = setting.spec._replace(parameters={**setting.spec.parameters, **parameters})
+    return setting._replace(algorithm=algorithm, spec=spec)
 
 
 def choices(annotation: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,9 +18,11 @@ from fedconcord_referee.spec import RULES, Spec, minimiser
 from fedconcord_referee.trajectory import Trajectory
 
 TOLERANCE = 1e-9
+PAIRED = 1e-6  # a pair of changes must agree to this: there are thousands of them
 SINGLE_PRECISION = 1e-4  # what departs by less and is not explained may be computed in float32
 STILL, OPTIMAL = 1e-8, 1e-6  # relative moves of what stands still, and distances of what is at the optimum
 
+KINDS: tuple[Literal["mistake", "method", "variant"], ...] = ("mistake", "method", "variant")  # of a pair, the first
 Kind = Literal["equal", "method", "variant", "mistake", "fixed point", "different"]
 
 
@@ -54,11 +57,15 @@ class Verdict(NamedTuple):
     limit: Limit | None = None
 
 
-def explanations(setting: Setting) -> Iterator[Known]:
-    """All that may explain a target that is not the reference, the plainest first."""
+def built(setting: Setting) -> Iterator[Known]:
+    """Explanations that build the method anew, the plainest first."""
     yield from variants.answers(setting)
     yield from variants.variants(setting)
     yield from variants.other_methods(setting)
+
+
+def changed(setting: Setting) -> Iterator[Known]:
+    """Explanations that change one spot of a method as it is, the plainest first."""
     yield from SINGLE.get(setting.spec.method, OPTIMISED.get(setting.spec.method, ()))
     if setting.spec.method in RULES:
         yield from (*rules.COMMON, *rules.RULES.get(setting.spec.method, ()))
@@ -67,7 +74,27 @@ def explanations(setting: Setting) -> Iterator[Known]:
     yield from mistakes.WEIGHTS
     yield from mistakes.STEPS
     yield from memories(setting)
-    yield from variants.scaled(setting)
+
+
+def explanations(setting: Setting) -> list[Known]:
+    """All that may explain a target that is not the reference, the plainest first."""
+    return [*built(setting), *changed(setting), *variants.scaled(setting)]
+
+
+def pairs(setting: Setting) -> list[Known]:
+    """Each two of the explanations, one after the other; what builds the method anew comes first."""
+
+    def both(one: Known, other: Known) -> Known:
+        def change(setting: Setting) -> Setting | None:
+            middle = one.change(setting)
+            return None if middle is None else other.change(middle)
+
+        kinds = (one.kind, other.kind)
+        kind = next(kind for kind in KINDS if kind in kinds)
+        return Known(f"{one.name} + {other.name}", kind, f"{one.says}, and {other.says}", change)
+
+    singles = [*built(setting), *variants.scaled(setting), *changed(setting)]
+    return [both(one, other) for one, other in combinations(singles, 2)]
 
 
 def relative(got: np.ndarray, want: np.ndarray) -> float:
@@ -105,11 +132,13 @@ def _hint(ids: Sequence[int], earlier: set[int], has_local: bool) -> str:
     return "; its cohort takes part for the first time, so look at what the server remembers"
 
 
-def departure_of(setting: Setting, got: Trajectory, tolerance: float) -> float | None:
+def departure_of(setting: Setting, one: Known, got: Trajectory, tolerance: float) -> float | None:
     """Largest relative departure from a changed reference; None where it is beyond the tolerance or cannot run."""
     largest = 0.0
     try:
-        for after, x in zip(walk(setting), got.x, strict=True):
+        if (with_it := one.change(setting)) is None:
+            return None
+        for after, x in zip(walk(with_it), got.x, strict=True):
             largest = max(largest, relative(x, after.x))
             if largest > tolerance:
                 return None
@@ -118,19 +147,33 @@ def departure_of(setting: Setting, got: Trajectory, tolerance: float) -> float |
     return largest
 
 
-def judge(spec: Spec, got: Trajectory, tolerance: float = TOLERANCE) -> Verdict:
-    """What a trajectory is, by the reference and then by all that may explain it."""
+def matching(setting: Setting, every: Sequence[Known], got: Trajectory, tolerance: float) -> list[tuple[Known, float]]:
+    """Explanations that agree in all rounds, each with its largest relative departure."""
+    sizes = ((one, departure_of(setting, one, got, tolerance)) for one in every)
+    return [(one, size) for one, size in sizes if size is not None]
+
+
+def judge(
+    spec: Spec, got: Trajectory, tolerance: float = TOLERANCE, tell: Callable[[str], object] = lambda line: None
+) -> Verdict:
+    """What a trajectory is: by the reference, then by each single explanation, then by each two of them.
+
+    No two are looked for where it departs by no more than single precision does.
+
+    Args:
+        tell: hears a line before a search that takes seconds.
+    """
     expected = reference(spec)
     largest = max(relative(x, after.x) for x, after in zip(got.x, expected, strict=True))
     departure = compare(expected, got, spec, tolerance)
     if largest <= tolerance:
         return Verdict("equal", largest, departure=departure)
-    setting, matches = setting_of(spec), []
-    for one in explanations(setting):
-        changed = one.change(setting)
-        agrees = None if changed is None else departure_of(changed, got, tolerance)
-        if agrees is not None:
-            matches.append((one, agrees))
+    setting = setting_of(spec)
+    matches = matching(setting, explanations(setting), got, tolerance)
+    if not matches and largest > SINGLE_PRECISION:
+        two = pairs(setting)
+        tell(f"no single change explains it; looking at {len(two):,} pairs of changes")
+        matches = matching(setting, two, got, min(tolerance, PAIRED))
     if not matches:
         return Verdict("different", largest, departure=departure)
     closest = min(agrees for _, agrees in matches)
@@ -182,12 +225,15 @@ def sentences(spec: Spec, verdict: Verdict, tolerance: float = TOLERANCE) -> lis
     lines = [first]
     if verdict.name:
         also = f" (so does: {', '.join(verdict.also[:4])})" if verdict.also else ""
+        changes = "these changes" if " + " in verdict.name else "this change"
         lines.append(
-            f"it {verdict.says}: our reference with this change agrees to {verdict.agrees:.1e} in all rounds{also}"
+            f"it {verdict.says}: our reference with {changes} agrees to {verdict.agrees:.1e} in all rounds{also}"
         )
     else:
-        lines.append("none of the known variants and mistakes explains it")
-        if verdict.largest < SINGLE_PRECISION:
+        if verdict.largest > SINGLE_PRECISION:
+            lines.append("none of the known variants and mistakes explains it, and no two of them")
+        else:
+            lines.append("none of the known variants and mistakes explains it")
             lines.append(
                 f"it stays within {verdict.largest:.1e}, as single precision may; compute in float64, or give "
                 "--tolerance 1e-4"

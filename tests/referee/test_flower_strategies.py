@@ -10,7 +10,7 @@ import pytest
 
 from fedconcord.support.errors import UserError
 from fedconcord_referee import adapters, spec, verdict
-from pages import ROOT
+from pages import ROOT, steps
 from tiers import tiers
 
 
@@ -72,3 +72,34 @@ def test_a_strategy_with_one_spot_changed_agrees(tmp_path: Path) -> None:
 def test_a_strategy_that_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"it trains nodes .* and the round's are .* fraction_train=1.0"):
         judged(tmp_path, "FedAvg(fraction_train=0.7)", "fedavg")
+
+
+def both(folder: Path, old: str = "", new: str = "", app: str = "app") -> verdict.Verdict:
+    """The page's strategy with its ClientApp, with one spot changed."""
+    (text,) = (step.text for step in steps(ROOT / "docs" / "referee.md") if step.file == "both.py")
+    assert old in text
+    (folder / "both.py").write_text(text.replace(old, new) if old else text)
+    one = spec.make("scaffold")
+    return verdict.judge(one, adapters.flower(f"{folder / 'both.py'}:Scaffold,{app}")(one))
+
+
+def test_a_client_app_is_judged_with_its_strategy(tmp_path: Path) -> None:
+    """The mistake may lie on either side; state that a client keeps is its own."""
+    result = both(tmp_path)
+    assert result.name == "memory averaged over the cohort"
+    assert result.departure is not None
+    assert result.departure.clients
+    assert both(tmp_path, "np.mean(changes, axis=0)", "np.sum(changes, axis=0) / 8").kind == "equal"
+
+
+@pytest.mark.slow
+def test_a_broken_client_app_is_one_sentence(tmp_path: Path) -> None:
+    assert both(tmp_path, "+ c - ci", "- c + ci").name.startswith("sign of the correction + ")
+    with pytest.raises(UserError, match="failed with exit code 1 before it answered a round: ZeroDivisionError"):
+        both(tmp_path, "task = context.task", "task = context.task, 1 / 0")
+    with pytest.raises(UserError, match="AttributeError: module 'judged' has no attribute 'application'"):
+        both(tmp_path, app="application")
+    with pytest.raises(UserError, match="x after round 1 has NaN"):
+        both(tmp_path, "task.gradient(y)", "float('nan') * task.gradient(y)")
+    with pytest.raises(UserError, match=r"--flower must be FILE:STRATEGY,APP, as in mine.py:strategy,app, given"):
+        both(tmp_path, app="app,other")

@@ -180,6 +180,61 @@ def test_what_nothing_explains_says_where_and_whom() -> None:
     assert (departure.round, departure.clients) == (6, (late,))
 
 
+TWO = """
+def client(server, own, task):
+    y = server["x"].copy()
+    for _ in range(task.steps):
+        y -= task.lr * task.gradient(y)
+    return {"x": y, "steps": task.steps}, own
+
+
+def by_steps(server, messages, task):  # 3. weights by steps; and 4. momentum of another form
+    x, steps = server["x"], sum(m["steps"] for m in messages)
+    move = sum(m["steps"] * (m["x"] - x) for m in messages) / steps
+    momentum = 0.9 * server.get("momentum", 0) + 0.1 * move
+    return {"x": x + momentum, "momentum": momentum}
+
+
+def once(server, messages, task):  # 1. terms that carry no gradient, in the client; and 2. x subtracted once
+    x, alpha = server["x"], task.parameters["alpha"]
+    h = server.get("h", 0 * x) - alpha / task.n * (sum(m["x"] for m in messages) - x)
+    return {"x": sum(m["x"] for m in messages) / len(messages) - h / alpha, "h": h}
+
+
+def twice(server, messages, task):  # 5. the second moment starts at 0; and 6. the server's step size is taken twice
+    x, p = server["x"], task.parameters
+    move = p["server_lr"] * (sum(m["x"] for m in messages) / len(messages) - x)
+    m = p["beta1"] * server.get("m", 0 * x) + (1 - p["beta1"]) * move
+    v = p["beta2"] * server.get("v", 0 * x) + (1 - p["beta2"]) * move**2
+    return {"x": x + p["server_lr"] * m / (v**0.5 + p["tau"]), "m": m, "v": v}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "server", "name"),
+    [
+        ("fedavgm", "by_steps", "averaged momentum + weights by steps"),
+        pytest.param(
+            "feddyn", "once", "the server's model subtracted once + neither correction nor pull", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "fedadam", "twice", "second moment from zero + the server's step size twice", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_two_mistakes_at_once_are_named(method: str, server: str, name: str, tmp_path: Path) -> None:
+    """As packages have them: FedLab 1.3.0 the second pair, fluke 0.8.1 the third."""
+    (tmp_path / "mine.py").write_text(TWO)
+    one = spec.make(method)
+    told: list[str] = []
+    got = adapters.functions(f"{tmp_path / 'mine.py'}:client,{server}")(one)
+    judged = verdict.judge(one, got, tell=told.append)
+    assert (judged.kind, judged.name) == ("mistake", name)
+    assert judged.agrees < 1e-12 < 1e-3 < judged.largest
+    assert re.fullmatch(r"no single change explains it; looking at \d,\d{3} pairs of changes", told[0])
+    assert "our reference with these changes agrees" in " ".join(verdict.sentences(one, judged))
+
+
 def test_single_precision_is_told_apart() -> None:
     one = spec.make("scaffold")
     got = trajectory.Trajectory(walked(one).x.astype(np.float32).astype(np.float64))
@@ -353,4 +408,4 @@ def test_the_page_is_what_the_commands_say(tmp_path: Path) -> None:
         numbers = re.compile(r"\d[\d.]*e[-+]\d+")
         assert numbers.sub("#", done.stdout.strip()) == numbers.sub("#", step.said or ""), step.text
         compared += 1
-    assert compared == 7
+    assert compared == 8
