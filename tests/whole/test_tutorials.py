@@ -39,7 +39,7 @@ def test_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_hospitals_in_simulation(tmp_path: Path) -> None:
-    assert follow("hospitals.md", tmp_path) == 4
+    assert follow("hospitals.md", tmp_path) == 5
     page = (tmp_path / "tuned" / "final" / "report.html").read_text()
     assert "Is federation worth it?" in page
     assert "chur" in page
