@@ -1,64 +1,97 @@
-"""PFLlib, which no index has: SCAFFOLD's client and server of a checkout, by their attributes' names.
+"""PFLlib, which no index has: its servers and clients of a checkout, by its own loop of rounds.
 
     PFLLIB=checkout/system fedconcord referee scaffold --command "python benchmarks/judged/pfllib_cells.py SCAFFOLD"
 
-Neither `__init__` runs, as both read a data set: what they set is set here, and the server's choice of clients is the
-referee's.
+All of it runs, `__init__` too, but for what reads or tests data, and the choice of clients, which is the referee's. An
+epoch is one step, as a client's data are one batch.
 """
 
 from __future__ import annotations
 
-import copy
-import os
-import sys
-from collections.abc import Callable
+from argparse import Namespace
+from importlib import import_module
 from typing import Any
-from unittest.mock import MagicMock
 
 import point
 import torch
 
-sys.path.insert(0, os.environ["PFLLIB"])
-for module in ("h5py", "utils.dlg", "torchvision"):  # what it imports and no cell uses
-    sys.modules.setdefault(module, MagicMock())
+point.checkout("PFLLIB", "h5py", "utils.data_utils", "utils.dlg", "torchvision")
+torch.nn.CrossEntropyLoss = point.Loss
 
 
-def judged(is_told: bool) -> Callable[[Any, Any], None]:
-    """A cell; told: `learning_rate` falls with the optimiser's step size, which PFLlib's own scheduler does not do."""
+class Settings(Namespace):
+    """PFLlib's arguments: 0, False or nothing for all that is not stated."""
+
+    def __getattr__(self, name: str) -> int:
+        return 0
+
+
+def judged(name: str, method: str, is_told: bool = True, **changes: Any) -> Any:
+    """A cell.
+
+    Args:
+        name: of the server's class.
+        method: the end of its module's name.
+        is_told: `learning_rate` falls with the optimiser's step size, which PFLlib's own scheduler does not do.
+        changes: `torch`, what the client's module takes for torch.
+    """
 
     def cell(spec: Any, answer: Any) -> None:
-        from flcore.clients.clientscaffold import clientSCAFFOLD
-        from flcore.optimizers.fedoptimizer import SCAFFOLDOptimizer
-        from flcore.servers.serverscaffold import SCAFFOLD
+        module, rounds, p = import_module(f"flcore.servers.server{method}"), iter(spec["rounds"]), spec["parameters"]
+        base = import_module("flcore.servers.serverbase")
+        client_module = import_module(f"flcore.clients.client{method}")
+        client_module.torch = changes.get("torch", torch)
 
-        server, clients = SCAFFOLD.__new__(SCAFFOLD), []
-        for _ in spec["clients"]:
-            client = clientSCAFFOLD.__new__(clientSCAFFOLD)
-            client.model, client.loss, client.device = point.Point(spec), point.itself, "cpu"
-            client.local_epochs, client.train_slow, client.learning_rate_decay = 1, False, False
-            client.learning_rate = spec["rounds"][0]["lr"]
-            client.optimizer = SCAFFOLDOptimizer(client.model.parameters(), lr=client.learning_rate)
-            client.client_c = [torch.zeros_like(p) for p in client.model.parameters()]
-            client.train_time_cost = {"num_rounds": 0, "total_cost": 0.0}
-            clients.append(client)
-        server.clients, server.num_clients, server.server_learning_rate = clients, len(clients), 1.0
-        server.global_model = point.Point(spec)
-        server.global_c = [torch.zeros_like(p) for p in server.global_model.parameters()]
-        for one in spec["rounds"]:
-            for client in clients:
-                client.set_parameters(server.global_model, copy.deepcopy(server.global_c))
-            for i, steps in zip(one["clients"], one["steps"]):  # noqa: B905  (its own Python runs this)
-                client = clients[i]
-                client.load_train_data = lambda i=i, steps=steps: [(torch.tensor([i]), torch.zeros(1))] * steps
-                client.optimizer.param_groups[0]["lr"] = one["lr"]
-                if is_told:
-                    client.learning_rate = one["lr"]
-                client.train()
-            server.uploaded_ids, server.num_join_clients = one["clients"], len(one["clients"])
-            server.aggregate_parameters()
-            answer(server.global_model.x)
+        def data(dataset: Any, i: int, is_train: bool, few_shot: int) -> Any:
+            return list(zip(*point.samples(spec, i)))  # noqa: B905  (its own Python runs this)
+
+        base.read_client_data = import_module("flcore.clients.clientbase").read_client_data = data
+
+        class Server(getattr(module, name)):
+            def select_clients(self) -> Any:
+                one = next(rounds)
+                cohort = [self.clients[i] for i in one["clients"]]
+                for client, client.local_epochs in zip(cohort, one["steps"]):  # noqa: B905
+                    client.batch_size = client.train_samples
+                    client.optimizer.param_groups[0]["lr"] = one["lr"]
+                    client.learning_rate = one["lr"] if is_told else spec["rounds"][0]["lr"]
+                return cohort
+
+            def evaluate(self) -> None:
+                self.rs_test_acc = [0.0]
+
+            def aggregate_parameters(self) -> None:
+                super().aggregate_parameters()
+                answer(self.global_model.x)
+
+            save_results = save_global_model = lambda self: None
+
+        n, lr = len(spec["clients"]), spec["rounds"][0]["lr"]
+        args = Settings(model=point.Point(spec), device="cpu", num_clients=n, global_rounds=len(spec["rounds"]) - 1)
+        args.local_learning_rate, args.learning_rate_decay_gamma, args.server_learning_rate = lr, 1.0, 1.0
+        args.join_ratio, args.time_threthold, args.eval_gap = len(spec["rounds"][0]["clients"]) / n, float("inf"), 1
+        args.alpha, args.mu = p.get("alpha"), p.get("mu")
+        Server(args, 0).train()
 
     return cell
 
 
-point.main({"SCAFFOLD": judged(True), "SCAFFOLD(learning_rate_decay)": judged(False)})
+class SquareNorm:
+    """torch, with the square of a norm for the norm."""
+
+    norm = staticmethod(lambda v, order: v @ v)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+point.main(
+    {
+        "FedAvg": judged("FedAvg", "avg"),
+        "FedProx": judged("FedProx", "prox"),
+        "SCAFFOLD": judged("SCAFFOLD", "scaffold"),
+        "SCAFFOLD(learning_rate_decay)": judged("SCAFFOLD", "scaffold", is_told=False),
+        "FedDyn": judged("FedDyn", "dyn"),
+        "FedDyn, repaired": judged("FedDyn", "dyn", torch=SquareNorm()),
+    }
+)

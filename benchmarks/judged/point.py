@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -67,10 +68,22 @@ def itself(out: Tensor, labels: Any) -> Tensor:
 
 
 class Loss(torch.nn.Module):
-    """`itself` as a module, for packages that ask for one."""
+    """`itself` as a module, for packages that ask for one; it takes the options of torch's and has none."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
 
     def forward(self, out: Tensor, labels: Any) -> Tensor:
         return itself(out, labels)
+
+
+def checkout(variable: str, *modules: str) -> None:
+    """Import from the checkout whose folder an environment variable names; modules that no cell uses are empty."""
+    if variable not in os.environ:
+        sys.exit(f"set {variable} to the folder of the checkout that its modules are imported from")
+    sys.path.insert(0, os.environ[variable])
+    for module in modules:
+        sys.modules.setdefault(module, MagicMock())
 
 
 def local_steps(model: Point, i: int, one: Any, grad: Callable[[Tensor], Tensor] = lambda g: g) -> None:
