@@ -28,7 +28,7 @@ from fedconcord.study.settings.objects import named
 from fedconcord.study.settings.parts import part
 from fedconcord.study.settings.problem import input_of
 from fedconcord.study.settings.resolve import resolve_run
-from fedconcord.study.settings.settings import Config, InputSettings
+from fedconcord.study.settings.settings import Config, InputSettings, SecureSettings
 from fedconcord.study.settings.sources import Source, from_nested, prepare, validated
 from fedconcord.support import grammar
 from fedconcord.support.errors import UserError
@@ -154,13 +154,16 @@ def is_private(source: Source) -> bool:
 
 def terms_of(config: Config) -> Terms | None:
     """The terms of secure sums; None where the server sees every message."""
-    secure, noise = config.secure, config.privacy.noise
+    secure, bits = config.secure, _whole_bits(config)
     if secure.clip is None:
         return None
-    scale = Scale(secure.clip, secure.bits)
-    if config.privacy.clip is not None and noise:  # contributions are whole numbers already
-        scale = Scale(2.0 ** whole_bits(noise), whole_bits(noise))
+    scale = Scale(secure.clip, secure.bits) if bits is None else Scale(2.0**bits, bits)
     return Terms(scale, secure.threshold, config.cohort)
+
+
+def _whole_bits(config: Config) -> int | None:
+    """Bits of the whole numbers that contributions with noise are already; None without noise."""
+    return whole_bits(config.privacy.noise) if config.privacy.clip is not None and config.privacy.noise else None
 
 
 def _check_secure(config: Config, job: Job) -> None:
@@ -187,6 +190,11 @@ def _check_secure(config: Config, job: Job) -> None:
         raise UserError(
             f"sampling {config.sampling} protects by nobody knowing who was drawn, and secure sums tell it to those "
             "who were; use sampling uniform, or leave secure.clip out"
+        )
+    if (bits := _whole_bits(config)) is not None and config.secure.bits != SecureSettings().bits:
+        raise UserError(
+            f"secure.bits is {config.secure.bits}, and the noise of a private job says how many bits its whole numbers "
+            f"have, {bits}; leave secure.bits out"
         )
     if config.cohort < FEWEST:
         raise UserError(

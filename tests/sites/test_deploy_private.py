@@ -284,6 +284,7 @@ SECURE = {"clip": 1.0, "bits": 24}
         ({"aggregate": "median"}, "takes the contributions of clients apart"),
         ({"secure": SECURE, "privacy": {"kind": "local"}}, "may have to mask it anew"),
         ({"secure": SECURE, "sampling": "poisson"}, "tell it to those who were"),
+        ({"secure": {**SECURE, "bits": 48}}, r"secure.bits is 48, .* says how many .*, \d+; leave secure.bits out"),
     ],
 )
 def test_what_a_private_deployment_cannot_do(change: Any, sentence: str, tables: Path, tmp_path: Path) -> None:
