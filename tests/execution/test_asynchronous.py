@@ -395,7 +395,7 @@ def test_a_server_waits_for_a_job_so_long_and_no_longer() -> None:
     assert {6, 7} <= gave_up <= {4, 5, 6, 7}
 
 
-@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("engine", tiers(["serial", "stacked"], quick=["stacked"]))
 def test_clients_that_come_and_go(engine: str) -> None:
     """SCAFFOLD reaches the optimum, and goes on from a checkpoint to the same bits."""
     clock = Clock(6, staleness=poly(0.5), slot=10.0)

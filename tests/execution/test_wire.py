@@ -109,7 +109,7 @@ def running_sum(job: Job, state: State) -> tuple[torch.Tensor, torch.Tensor]:
         pytest.param("feddyn", {"alpha": 0.5}, 500, marks=pytest.mark.slow),
         pytest.param("fedvra", {"gamma": 0.3, "a": 1.0, "d": 4.0}, 500, marks=pytest.mark.slow),
         pytest.param("losac", {"block_scale": "mean"}, 900, marks=pytest.mark.slow),
-        ("afedpd", {"rho": 1.0}, 500),
+        pytest.param("afedpd", {"rho": 1.0}, 500, marks=pytest.mark.slow),
     ],
 )
 def test_with_faults_running_sums_are_exact_and_the_optimum_is_reached(

@@ -85,7 +85,7 @@ def of(*pieces: Any) -> Callable[[], LocalOptimiser]:
         ((Plain(), Plain()), "contract"),
         ((Drift(0.1),), "rest"),
         ((Coupled(),), "rows"),
-        ((RawSign(), Plain()), "exact"),
+        pytest.param((RawSign(), Plain()), "exact", marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_one_fails_the_check_that_is_about_it(pieces: tuple[Any, ...], check: str) -> None:

@@ -71,6 +71,7 @@ def test_qffl_stops_where_its_own_objective_is_stationary(q: float) -> None:
     assert float(losses(x).std()) < float(losses(plain).std())
 
 
+@pytest.mark.slow
 def test_afl_stops_at_the_minimax() -> None:
     """Where the weighted gradients cancel and all clients that weigh have the largest loss."""
     schedule = Schedule(seed=0, cohort=4, lr=0.1, work=fixed(1), unit="steps", batch_size=None)

@@ -45,9 +45,8 @@ def ends(method: Algorithm, rounds: int, engine: Serial | Stacked | None = None,
     return Ends(state.server.x, state.store.gather(np.arange(8)), before)
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param(Serial(), marks=pytest.mark.slow), Stacked(3, 2)], ids=["serial", "stacked"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [Serial(), Stacked(3, 2)], ids=["serial", "stacked"])
 def test_the_methods_by_name(engine: Serial | Stacked) -> None:
     """Per-FedAvg and pFedMe end in (sum Q_i)^{-1} sum Q_i b_i with Q_i = I - (I - eta M_i)^K, M_i the linear map of a
     step, pFedMe's own models at the last theta of a round that moves nothing; Ditto is `with_ditto` around FedAvg with
@@ -88,7 +87,9 @@ def test_a_pull_that_would_leave_every_bound_is_refused() -> None:
         METHODS["pfedme"](lam=50.0)
 
 
-@pytest.mark.parametrize("engine", [Serial(), Stacked(3, 2)], ids=["serial", "stacked"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(Serial(), marks=pytest.mark.slow), Stacked(3, 2)], ids=["serial", "stacked"]
+)
 def test_a_model_beside_ends_in_dittos_form(engine: Serial | Stacked) -> None:
     """v_i = (H_i + lam)^{-1} (H_i b_i + lam w), w where FedAvg ends, which does not notice."""
     lam = 0.7
