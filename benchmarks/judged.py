@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.support import files
+from fedconcord.support.errors import UserError
 from fedconcord_referee import adapters, spec, verdict
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +41,7 @@ class Package(NamedTuple):
 
 PACKAGES = {
     "byzfl": Package("byzfl_cells.py", (f"{TORCH} byzfl==0.0.11",)),
-    "fedlab": Package("fedlab_cells.py", (f"{TORCH} munch pynvml pandas", "--no-deps fedlab==1.3.0")),
+    "fedlab": Package("fedlab_cells.py", (f"{TORCH} fedlab==1.3.0",)),
     "fluke-fl": Package("fluke_cells.py", (f"{TORCH} fluke-fl==0.8.1",)),
     "flgo": Package("flgo_cells.py", (f"{TORCH} flgo==0.4.4",)),
     "pfl": Package("pfl_cells.py", (f"{TORCH} pfl==0.6.0",)),
@@ -203,19 +204,32 @@ def python_of(venvs: Path, package: str) -> Path:
     return venvs / package / "bin" / "python"
 
 
-def set_up(venvs: Path, package: str) -> None:
-    """Install a package where it is not yet.
+def marker_of(venvs: Path, package: str) -> Path:
+    """A file of the recipe, written when all of it is installed."""
+    return venvs / package / "installed"
 
-    Raises:
-        subprocess.CalledProcessError: pip says no.
-    """
-    python = python_of(venvs, package)
-    if python.exists():
-        return
+
+def is_set_up(venvs: Path, package: str) -> bool:
+    """Whether today's recipe ran to its end here."""
+    marker = marker_of(venvs, package)
+    return marker.exists() and marker.read_text() == "\n".join(PACKAGES[package].installs)
+
+
+def set_up(venvs: Path, package: str) -> bool:
+    """Install a package where it is not yet, from an empty folder; False, and a sentence, where that fails."""
+    if is_set_up(venvs, package):
+        return True
     print(f"installing {package}", file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
-    for install in PACKAGES[package].installs:
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *shlex.split(install)], check=True)
+    python = python_of(venvs, package)
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(python.parents[1])], check=True)
+        for install in PACKAGES[package].installs:
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *shlex.split(install)], check=True)
+    except subprocess.CalledProcessError as error:
+        print(f"{package} is left out: {shlex.join(map(str, error.cmd))} failed", file=sys.stderr, flush=True)
+        return False
+    files.write_text(marker_of(venvs, package), "\n".join(PACKAGES[package].installs))
+    return True
 
 
 @functools.cache
@@ -285,19 +299,23 @@ def main() -> None:
         cell = next((one for one in CELLS if f"{one.package}:{one.name}" == args.cell), None)
         if cell is None:
             parser.error(f"there is no cell {args.cell!r}; --table shows all, as in --cell fluke-fl:FedAVGM")
-        set_up(args.venvs, cell.package)
+        if not set_up(args.venvs, cell.package):
+            sys.exit(1)
         one = spec.make(cell.method, cell.kind)
         print("\n".join(verdict.sentences(one, judged(args.venvs, cell, cell.name), cell.tolerance)))
         return
     packages = args.only.split(",")
     if unknown := set(packages) - set(PACKAGES):
         parser.error(f"unknown package {min(unknown)!r}; known: {', '.join(PACKAGES)}")
-    for package in packages:
-        set_up(args.venvs, package)
+    there = [package for package in packages if set_up(args.venvs, package)]
     old = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in results(args.venvs, packages, old))
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in results(args.venvs, there, old))
     files.write_text(RESULTS, f"[\n{lines}\n]\n")
+    sys.exit(there != packages)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:  # of the referee: a cell's code failed
+        sys.exit(f"error: {error}")
