@@ -60,10 +60,10 @@ class Cell(NamedTuple):
     remark: str = ""  # what differs, where something does
     repair: str = ""  # the cell of the script with that spot changed
     tolerance: float = verdict.TOLERANCE
-    kind: spec.Kind = "quadratic"
+    kinds: tuple[spec.Kind, ...] = spec.KINDS  # the problems that it can be judged on
 
 
-ZERO = "second moment from 0, where the paper starts at τ²"
+POSITIVE: tuple[spec.Kind, ...] = ("logistic",)  # for powers of f_i: the quadratic ones go below 0
 CORRECTED = "torch's Adam: second moment from 0, and bias correction"
 TWICE = "takes the server's step size twice, once before the moments see the mean move; second moment from 0"
 CELLS = (
@@ -158,7 +158,7 @@ CELLS = (
     Cell("flgo", "scaffold", "scaffold"),
     Cell("flgo", "feddyn", "feddyn(alpha=0.5)"),
     Cell("flgo", "fednova", "fednova"),
-    Cell("flgo", "qfedavg", "qffl", tolerance=1e-7, kind="logistic"),
+    Cell("flgo", "qfedavg", "qffl", tolerance=1e-7, kinds=POSITIVE),
     Cell("pfl", "FederatedAveraging", "fedavg", tolerance=SINGLE),
     Cell("pfl", "FederatedAveraging(momentum)", "fedavgm", tolerance=SINGLE),
     Cell("pfl", "FederatedAveraging(Adam)", "fedadam", CORRECTED, tolerance=SINGLE),
@@ -239,16 +239,23 @@ def version(venvs: Path, package: str) -> str:
     return done.stdout.strip()
 
 
-def judged(venvs: Path, cell: Cell, name: str) -> verdict.Verdict:
-    """What a cell's code, or its repair's, computes."""
+def judged(venvs: Path, cell: Cell, name: str) -> list[tuple[spec.Spec, verdict.Verdict]]:
+    """What a cell's code, or its repair's, computes on each of its problems."""
     words = [str(python_of(venvs, cell.package)), str(HERE / "judged" / PACKAGES[cell.package].script), name]
-    one = spec.make(cell.method, cell.kind)
-    return verdict.judge(one, adapters.command(shlex.join(words), 120.0)(one), cell.tolerance)
+    run = adapters.command(shlex.join(words), 120.0)
+    problems = [spec.make(cell.method, kind) for kind in cell.kinds]
+    return [(one, verdict.judge(one, run(one), cell.tolerance)) for one in problems]
 
 
-def plain(result: verdict.Verdict) -> dict[str, Any]:
-    """What the file keeps of a verdict."""
-    return {"kind": result.kind, "name": result.name, "largest": float(f"{result.largest:.1e}")}
+def plain(verdicts: list[tuple[spec.Spec, verdict.Verdict]]) -> dict[str, Any]:
+    """What the file keeps: the verdict of both problems, or the first's and, under its problem's name, the second's."""
+    (_, first), *others = verdicts
+    largest = max(one.largest for _, one in verdicts)
+    entry: dict[str, Any] = {"kind": first.kind, "name": first.name, "largest": float(f"{largest:.1e}")}
+    for problem, one in others:
+        if (one.kind, one.name) != (first.kind, first.name):
+            entry[problem.kind] = {"kind": one.kind, "name": one.name}
+    return entry
 
 
 def results(venvs: Path, packages: list[str], old: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -301,8 +308,8 @@ def main() -> None:
             parser.error(f"there is no cell {args.cell!r}; --table shows all, as in --cell fluke-fl:FedAVGM")
         if not set_up(args.venvs, cell.package):
             sys.exit(1)
-        one = spec.make(cell.method, cell.kind)
-        print("\n".join(verdict.sentences(one, judged(args.venvs, cell, cell.name), cell.tolerance)))
+        for problem, one in judged(args.venvs, cell, cell.name):
+            print("\n".join(verdict.sentences(problem, one, cell.tolerance)))
         return
     packages = args.only.split(",")
     if unknown := set(packages) - set(PACKAGES):

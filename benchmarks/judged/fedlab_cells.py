@@ -8,6 +8,7 @@ from typing import Any
 
 import point  # noqa: F401  before the package: it makes torch ready
 import torch
+import vision  # noqa: F401  before the package, which imports torchvision
 from fedlab.contrib.algorithm import basic_client, basic_server, feddyn, fednova, fedprox, scaffold
 from point import Point, itself, main
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import point  # noqa: F401  before the package: it makes torch ready
 import torch
+import vision  # noqa: F401  before the package, which imports torchvision
 from fluke import DDict, FlukeENV
 from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader

@@ -51,7 +51,13 @@ def test_what_differs_says_how_and_agrees_when_that_is_changed(place: int) -> No
         assert entry["repair"]["cell"] == cell.repair
     else:
         assert not cell.repair
-    spec.make(cell.method, cell.kind)
+    for kind in cell.kinds:
+        spec.make(cell.method, kind)
+
+
+def says(entry: dict[str, Any]) -> list[Any]:
+    """An entry without its figures, which other processors round in other ways."""
+    return [entry.get(key) for key in ("kind", "name", "logistic")]
 
 
 @pytest.mark.slow
@@ -65,10 +71,9 @@ def test_a_package_is_judged_again(package: str) -> None:
     for name in names:
         (cell,) = (one for one in SCRIPT_OF.CELLS if (one.package, one.name) == (package, name))
         (entry,) = (one for one in ENTRIES if (one["package"], one["cell"]) == (package, name))
-        result = SCRIPT_OF.judged(venvs, cell, name)
-        assert (result.kind, result.name) == (entry["kind"], entry["name"])
+        assert says(SCRIPT_OF.plain(SCRIPT_OF.judged(venvs, cell, name))) == says(entry)
         if cell.repair:
-            assert SCRIPT_OF.judged(venvs, cell, cell.repair).kind == entry["repair"]["kind"]
+            assert says(SCRIPT_OF.plain(SCRIPT_OF.judged(venvs, cell, cell.repair))) == says(entry["repair"])
 
 
 def test_what_pip_refuses_is_left_out_in_a_sentence(
