@@ -94,6 +94,14 @@ CELLS = (
         "FedNova(option=uniform)",
     ),
     Cell("fedlab", "FedNova(option=uniform)", "fednova(weights=uniform)"),
+    Cell(
+        "fedlab",
+        "qFedAvg",
+        "qffl",
+        "adds up the losses of all local steps, where the paper has the loss at the server's model",
+        "qFedAvg, repaired",
+        kinds=POSITIVE,
+    ),
     Cell("fluke-fl", "FedAVG", "fedavg"),
     Cell("fluke-fl", "FedAVG(weighted)", "fedavg(weights=size)"),
     Cell(
@@ -138,6 +146,13 @@ CELLS = (
         "FedSAM, repaired",
         1e-7,
     ),
+    Cell(
+        "fluke-fl",
+        "PerFedAVG",
+        "perfedavg",
+        "the second step goes on from where the first led, which should only be looked at",
+        "PerFedAVG, repaired",
+    ),
     Cell("flgo", "fedavg", "fedavg"),
     Cell("flgo", "fedavg(aggregate=other)", "fedavg(weights=size)"),
     Cell(
@@ -158,6 +173,16 @@ CELLS = (
     Cell("flgo", "scaffold", "scaffold"),
     Cell("flgo", "feddyn", "feddyn(alpha=0.5)"),
     Cell("flgo", "fednova", "fednova"),
+    Cell("flgo", "afl", "afl"),
+    Cell(
+        "flgo",
+        "fedspeed",
+        "fedspeed(alpha=0.5)",
+        "the linear term and the centre of the pull have their sign reversed; the server adds the mean of the cohort's "
+        "offsets, as the paper does, and not of all clients', as its authors' code does",
+        "fedspeed, repaired",
+        1e-7,
+    ),
     Cell("flgo", "qfedavg", "qffl", tolerance=1e-7, kinds=POSITIVE),
     Cell("pfl", "FederatedAveraging", "fedavg", tolerance=SINGLE),
     Cell("pfl", "FederatedAveraging(momentum)", "fedavgm", tolerance=SINGLE),
