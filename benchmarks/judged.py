@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.support import files
+from fedconcord.support.errors import UserError
 from fedconcord_referee import adapters, spec, verdict
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +41,7 @@ class Package(NamedTuple):
 
 PACKAGES = {
     "byzfl": Package("byzfl_cells.py", (f"{TORCH} byzfl==0.0.11",)),
-    "fedlab": Package("fedlab_cells.py", (f"{TORCH} munch pynvml pandas", "--no-deps fedlab==1.3.0")),
+    "fedlab": Package("fedlab_cells.py", (f"{TORCH} fedlab==1.3.0",)),
     "fluke-fl": Package("fluke_cells.py", (f"{TORCH} fluke-fl==0.8.1",)),
     "flgo": Package("flgo_cells.py", (f"{TORCH} flgo==0.4.4",)),
     "pfl": Package("pfl_cells.py", (f"{TORCH} pfl==0.6.0",)),
@@ -59,10 +60,10 @@ class Cell(NamedTuple):
     remark: str = ""  # what differs, where something does
     repair: str = ""  # the cell of the script with that spot changed
     tolerance: float = verdict.TOLERANCE
-    kind: spec.Kind = "quadratic"
+    kinds: tuple[spec.Kind, ...] = spec.KINDS  # the problems that it can be judged on
 
 
-ZERO = "second moment from 0, where the paper starts at τ²"
+POSITIVE: tuple[spec.Kind, ...] = ("logistic",)  # for powers of f_i: the quadratic ones go below 0
 CORRECTED = "torch's Adam: second moment from 0, and bias correction"
 TWICE = "takes the server's step size twice, once before the moments see the mean move; second moment from 0"
 CELLS = (
@@ -93,6 +94,14 @@ CELLS = (
         "FedNova(option=uniform)",
     ),
     Cell("fedlab", "FedNova(option=uniform)", "fednova(weights=uniform)"),
+    Cell(
+        "fedlab",
+        "qFedAvg",
+        "qffl",
+        "adds up the losses of all local steps, where the paper has the loss at the server's model",
+        "qFedAvg, repaired",
+        kinds=POSITIVE,
+    ),
     Cell("fluke-fl", "FedAVG", "fedavg"),
     Cell("fluke-fl", "FedAVG(weighted)", "fedavg(weights=size)"),
     Cell(
@@ -137,6 +146,13 @@ CELLS = (
         "FedSAM, repaired",
         1e-7,
     ),
+    Cell(
+        "fluke-fl",
+        "PerFedAVG",
+        "perfedavg",
+        "the second step goes on from where the first led, which should only be looked at",
+        "PerFedAVG, repaired",
+    ),
     Cell("flgo", "fedavg", "fedavg"),
     Cell("flgo", "fedavg(aggregate=other)", "fedavg(weights=size)"),
     Cell(
@@ -157,7 +173,17 @@ CELLS = (
     Cell("flgo", "scaffold", "scaffold"),
     Cell("flgo", "feddyn", "feddyn(alpha=0.5)"),
     Cell("flgo", "fednova", "fednova"),
-    Cell("flgo", "qfedavg", "qffl", tolerance=1e-7, kind="logistic"),
+    Cell("flgo", "afl", "afl"),
+    Cell(
+        "flgo",
+        "fedspeed",
+        "fedspeed(alpha=0.5)",
+        "the linear term and the centre of the pull have their sign reversed; the server adds the mean of the cohort's "
+        "offsets, as the paper does, and not of all clients', as its authors' code does",
+        "fedspeed, repaired",
+        1e-7,
+    ),
+    Cell("flgo", "qfedavg", "qffl", tolerance=1e-7, kinds=POSITIVE),
     Cell("pfl", "FederatedAveraging", "fedavg", tolerance=SINGLE),
     Cell("pfl", "FederatedAveraging(momentum)", "fedavgm", tolerance=SINGLE),
     Cell("pfl", "FederatedAveraging(Adam)", "fedadam", CORRECTED, tolerance=SINGLE),
@@ -203,19 +229,32 @@ def python_of(venvs: Path, package: str) -> Path:
     return venvs / package / "bin" / "python"
 
 
-def set_up(venvs: Path, package: str) -> None:
-    """Install a package where it is not yet.
+def marker_of(venvs: Path, package: str) -> Path:
+    """A file of the recipe, written when all of it is installed."""
+    return venvs / package / "installed"
 
-    Raises:
-        subprocess.CalledProcessError: pip says no.
-    """
-    python = python_of(venvs, package)
-    if python.exists():
-        return
+
+def is_set_up(venvs: Path, package: str) -> bool:
+    """Whether today's recipe ran to its end here."""
+    marker = marker_of(venvs, package)
+    return marker.exists() and marker.read_text() == "\n".join(PACKAGES[package].installs)
+
+
+def set_up(venvs: Path, package: str) -> bool:
+    """Install a package where it is not yet, from an empty folder; False, and a sentence, where that fails."""
+    if is_set_up(venvs, package):
+        return True
     print(f"installing {package}", file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
-    for install in PACKAGES[package].installs:
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *shlex.split(install)], check=True)
+    python = python_of(venvs, package)
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(python.parents[1])], check=True)
+        for install in PACKAGES[package].installs:
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *shlex.split(install)], check=True)
+    except subprocess.CalledProcessError as error:
+        print(f"{package} is left out: {shlex.join(map(str, error.cmd))} failed", file=sys.stderr, flush=True)
+        return False
+    files.write_text(marker_of(venvs, package), "\n".join(PACKAGES[package].installs))
+    return True
 
 
 @functools.cache
@@ -225,16 +264,23 @@ def version(venvs: Path, package: str) -> str:
     return done.stdout.strip()
 
 
-def judged(venvs: Path, cell: Cell, name: str) -> verdict.Verdict:
-    """What a cell's code, or its repair's, computes."""
+def judged(venvs: Path, cell: Cell, name: str) -> list[tuple[spec.Spec, verdict.Verdict]]:
+    """What a cell's code, or its repair's, computes on each of its problems."""
     words = [str(python_of(venvs, cell.package)), str(HERE / "judged" / PACKAGES[cell.package].script), name]
-    one = spec.make(cell.method, cell.kind)
-    return verdict.judge(one, adapters.command(shlex.join(words), 120.0)(one), cell.tolerance)
+    run = adapters.command(shlex.join(words), 120.0)
+    problems = [spec.make(cell.method, kind) for kind in cell.kinds]
+    return [(one, verdict.judge(one, run(one), cell.tolerance)) for one in problems]
 
 
-def plain(result: verdict.Verdict) -> dict[str, Any]:
-    """What the file keeps of a verdict."""
-    return {"kind": result.kind, "name": result.name, "largest": float(f"{result.largest:.1e}")}
+def plain(verdicts: list[tuple[spec.Spec, verdict.Verdict]]) -> dict[str, Any]:
+    """What the file keeps: the verdict of both problems, or the first's and, under its problem's name, the second's."""
+    (_, first), *others = verdicts
+    largest = max(one.largest for _, one in verdicts)
+    entry: dict[str, Any] = {"kind": first.kind, "name": first.name, "largest": float(f"{largest:.1e}")}
+    for problem, one in others:
+        if (one.kind, one.name) != (first.kind, first.name):
+            entry[problem.kind] = {"kind": one.kind, "name": one.name}
+    return entry
 
 
 def results(venvs: Path, packages: list[str], old: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -285,19 +331,23 @@ def main() -> None:
         cell = next((one for one in CELLS if f"{one.package}:{one.name}" == args.cell), None)
         if cell is None:
             parser.error(f"there is no cell {args.cell!r}; --table shows all, as in --cell fluke-fl:FedAVGM")
-        set_up(args.venvs, cell.package)
-        one = spec.make(cell.method, cell.kind)
-        print("\n".join(verdict.sentences(one, judged(args.venvs, cell, cell.name), cell.tolerance)))
+        if not set_up(args.venvs, cell.package):
+            sys.exit(1)
+        for problem, one in judged(args.venvs, cell, cell.name):
+            print("\n".join(verdict.sentences(problem, one, cell.tolerance)))
         return
     packages = args.only.split(",")
     if unknown := set(packages) - set(PACKAGES):
         parser.error(f"unknown package {min(unknown)!r}; known: {', '.join(PACKAGES)}")
-    for package in packages:
-        set_up(args.venvs, package)
+    there = [package for package in packages if set_up(args.venvs, package)]
     old = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in results(args.venvs, packages, old))
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in results(args.venvs, there, old))
     files.write_text(RESULTS, f"[\n{lines}\n]\n")
+    sys.exit(there != packages)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:  # of the referee: a cell's code failed
+        sys.exit(f"error: {error}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import point  # noqa: F401  before the package: it makes torch ready
 import torch
+import vision  # noqa: F401  before the package, which imports torchvision
 from byzfl.aggregators import aggregators, preaggregators
 from point import Point, local_steps, main
 

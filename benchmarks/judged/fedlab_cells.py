@@ -8,19 +8,20 @@ from typing import Any
 
 import point  # noqa: F401  before the package: it makes torch ready
 import torch
-from fedlab.contrib.algorithm import basic_client, basic_server, feddyn, fednova, fedprox, scaffold
+import vision  # noqa: F401  before the package, which imports torchvision
+from fedlab.contrib.algorithm import basic_client, basic_server, feddyn, fednova, fedprox, qfedavg, scaffold
 from point import Point, itself, main
 
 logging.disable(logging.INFO)
 
 
 class Batches:
-    """What FedLab asks of a data set: as many full batches as the client has steps."""
+    """What FedLab asks of a data set: as many full batches as the client has steps, the first with labels 1."""
 
     steps = 1
 
     def get_dataloader(self, i: int, batch_size: Any) -> list[Any]:
-        return [(torch.tensor([i]), torch.zeros(1))] * self.steps
+        return [(torch.tensor([i]), torch.full((1,), float(k == 0))) for k in range(self.steps)]
 
 
 def judged(
@@ -81,6 +82,29 @@ class EachHandler(feddyn.FedDynServerHandler):
         self.set_model(sum(models) / len(models) - self.h / self.alpha)
 
 
+class FairTrainer(qfedavg.qFedAvgClientTrainer):
+    """q-FedAvg's client, which is one client alone, with the interface of the serial trainers."""
+
+    def __init__(self, model: Any, n: int) -> None:
+        super().__init__(model)
+
+    def local_process(self, payload: Any, ids: list[int]) -> None:
+        for i in ids:
+            super().local_process(payload, i)
+
+    @property
+    def uplink_package(self) -> list[Any]:
+        return [super().uplink_package]
+
+
+class FairStartTrainer(FairTrainer):
+    """q-FedAvg's client that counts the loss at the server's model alone, where FedLab adds up those of all steps."""
+
+    def train(self, model_parameters: torch.Tensor, train_loader: Any) -> None:
+        self.criterion = lambda out, labels: itself(out, labels) - (0 if labels.all() else itself(out, labels).detach())
+        super().train(model_parameters, train_loader)
+
+
 Serial, Sync = basic_client.SGDSerialClientTrainer, basic_server.SyncServerHandler
 Nova = fednova.FedNovaSerialClientTrainer
 main(
@@ -93,5 +117,7 @@ main(
         "FedDyn, repaired": judged(EachHandler, PulledTrainer, {"alpha": 0.5}, alpha=0.5),
         "FedNova": judged(fednova.FedNovaServerHandler, Nova, {}),
         "FedNova(option=uniform)": judged(fednova.FedNovaServerHandler, Nova, {"option": "uniform"}),
+        "qFedAvg": judged(qfedavg.qFedAvgServerHandler, FairTrainer, q=1.0),
+        "qFedAvg, repaired": judged(qfedavg.qFedAvgServerHandler, FairStartTrainer, q=1.0),
     }
 )

@@ -70,9 +70,16 @@ OPTIONS = {
 
 
 def judged(
-    file: str, aggregate: str = "uniform", is_of_moves: bool = False, **parameters: float
+    file: str,
+    aggregate: str = "uniform",
+    then: Callable[[Any, list[int], torch.Tensor], torch.Tensor] | None = None,
+    decay: float = 0.0,
+    **parameters: float,
 ) -> Callable[[Any, Any], None]:
-    """A cell; the parameters in the order that the algorithm has them. Of moves: what weights lack to 1 stays at x."""
+    """A cell; the parameters in the order that the algorithm has them.
+
+    `then` gets the server after a round, its cohort and the model before it, and returns what is added to the model.
+    """
 
     def cell(spec: Any, answer: Any) -> None:
         SPEC.update(spec)
@@ -86,7 +93,8 @@ def judged(
             cache_path = ""
             apply_for_device = staticmethod(lambda: torch.device("cpu"))
 
-        options = {**OPTIONS, "aggregate": aggregate, "algo_para": list(parameters.values()) or None}
+        options = {**OPTIONS, "aggregate": aggregate, "weight_decay": decay}
+        options["algo_para"] = list(parameters.values()) or None
         for cls in (module.Server, module.Client):
             cls.gv, cls.TaskCalculator = Common(), Calculator
         server = module.Server(options)
@@ -107,14 +115,24 @@ def judged(
                 clients[i].num_steps, clients[i].learning_rate = count, one["lr"]
             before = server.model.x.detach().clone()
             plainly(server)
-            if is_of_moves:
-                p = [len(client.train_data) for client in clients]
-                share = sum(p[i] for i in one["clients"]) / sum(p) * len(p) / len(one["clients"])
+            if then is not None:
                 with torch.no_grad():
-                    server.model.x += (1 - share) * before
+                    server.model.x += then(server, one["clients"], before)
             answer(server.model.x)
 
     return cell
+
+
+def rest_of_weights(server: Any, cohort: list[int], before: torch.Tensor) -> torch.Tensor:
+    """What weights p_k N/S of models lack to 1 stays at x, which makes them weights of moves."""
+    p = [len(client.train_data) for client in server.clients]
+    return (1 - sum(p[i] for i in cohort) / sum(p) * len(p) / len(cohort)) * before
+
+
+def offset_of_all(server: Any, cohort: list[int], before: torch.Tensor) -> torch.Tensor:
+    """FedSpeed's offset as the mean over all clients, where FLGo's models bring the cohort's."""
+    h = torch.stack([client.local_grad_controller.x for client in server.clients])
+    return h.mean(0) - h[cohort].mean(0)
 
 
 def plainly(server: Any) -> None:
@@ -131,12 +149,17 @@ point.main(
         "fedavg(aggregate=other)": judged("fedavg", "other"),
         "fedavg(aggregate=weighted_com)": judged("fedavg", "weighted_com"),
         "fedavg(aggregate=weighted_scale)": judged("fedavg", "weighted_scale"),
-        "fedavg(aggregate=weighted_scale), repaired": judged("fedavg", "weighted_scale", True),
+        "fedavg(aggregate=weighted_scale), repaired": judged("fedavg", "weighted_scale", rest_of_weights),
         "fedavgm": judged("fedavgm", beta=0.9),
         "fedprox": judged("fedprox", mu=0.5),
         "scaffold": judged("scaffold", eta=1.0),
         "feddyn": judged("feddyn", alpha=0.5),
         "fednova": judged("fednova", "other"),
         "qfedavg": judged("qfedavg", q=1.0),
+        "afl": judged("afl", learning_rate_lambda=0.1),  # its last model; it tests the mean of all, as the paper does
+        "fedspeed": judged("fedspeed", lmbd=0.5, alpha=1.0, rho=0.1),
+        # -0.5 reverses the linear term's sign, and that of the decay that FLGo adds to it, which 1 makes up for
+        "fedspeed, client repaired": judged("fedspeed", decay=1.0, lmbd=-0.5, alpha=1.0, rho=0.1),
+        "fedspeed, repaired": judged("fedspeed", then=offset_of_all, decay=1.0, lmbd=-0.5, alpha=1.0, rho=0.1),
     }
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import point  # noqa: F401  before the package: it makes torch ready
 import torch
+import vision  # noqa: F401  before the package, which imports torchvision
 from fluke import DDict, FlukeENV
 from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
@@ -19,9 +20,17 @@ SERVER: list[Any] = []  # of the cell that runs
 
 
 def judged(
-    file: str, algorithm: str, client_options: dict[str, Any] | None = None, change: Any = None, **server_options: Any
+    file: str,
+    algorithm: str,
+    client_options: dict[str, Any] | None = None,
+    change: Any = None,
+    look: float | None = None,
+    **server_options: Any,
 ) -> Callable[[Any, Any], None]:
-    """A cell; `change` is handed the classes of server and client and returns others."""
+    """A cell; `change` is handed the classes of server and client and returns others.
+
+    Where clients look ahead by a step size of its own, the local one is their option `beta`.
+    """
 
     def cell(spec: Any, answer: Any) -> None:
         FlukeENV().set_eval_cfg(
@@ -62,7 +71,9 @@ def judged(
             one = next(cohorts)
             for i, count in zip(one["clients"], one["steps"]):  # noqa: B905  (its own Python runs this)
                 clients[i].hyper_params.local_epochs = count
-                clients[i]._optimizer_cfg = steps(one["lr"])
+                clients[i]._optimizer_cfg = steps(one["lr"] if look is None else look)
+                if look is not None:
+                    clients[i].hyper_params.beta = one["lr"]
                 if clients[i].model is not None:
                     clients[i].optimizer = None
             return [clients[i] for i in one["clients"]]
@@ -125,6 +136,29 @@ def cleared(server: type, client: type) -> tuple[type, type]:
         def _get_closure(self, x: Any, y: Any) -> Any:
             self.optimizer.zero_grad()
             return super()._get_closure(x, y)
+
+    return server, Mine
+
+
+def stepped_back(server: type, client: type) -> tuple[type, type]:
+    """Per-FedAvg whose second step starts where the first did, not where it led."""
+
+    class Mine(client):  # type: ignore[misc, valid-type]
+        def fit(self, override_local_epochs: int = 0) -> float:
+            self.optimizer, _ = self._optimizer_cfg(self.model)
+            inner, start = self.optimizer.step, self.model.x.detach().clone()
+
+            def step(parameters: Any, beta: float = 0.0) -> None:
+                with torch.no_grad():
+                    if beta:
+                        self.model.x.copy_(start)
+                    inner(beta=beta)
+                    if beta:
+                        start.copy_(self.model.x)
+
+            self.optimizer.step = step
+            loss: float = super().fit(override_local_epochs)
+            return loss
 
     return server, Mine
 
@@ -201,5 +235,9 @@ main(
         "FedSAM, repaired": judged("fedsam", "FedSAM", {"rho": 0.1}, change=cleared),
         "FedExP": judged("fedexp", "FedExP"),
         "FedSAM": judged("fedsam", "FedSAM", {"rho": 0.1}),
+        "PerFedAVG": judged("per_fedavg", "PerFedAVG", {"mode": "FO", "beta": 0.1}, look=0.01),
+        "PerFedAVG, repaired": judged(
+            "per_fedavg", "PerFedAVG", {"mode": "FO", "beta": 0.1}, change=stepped_back, look=0.01
+        ),
     }
 )

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,10 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
-with suppress(ImportError):
-    import vision  # noqa: F401  before a peer that imports torchvision
-
+sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))  # `vision`, before torchvision
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,13 @@ def test_what_differs_says_how_and_agrees_when_that_is_changed(place: int) -> No
         assert entry["repair"]["cell"] == cell.repair
     else:
         assert not cell.repair
-    spec.make(cell.method, cell.kind)
+    for kind in cell.kinds:
+        spec.make(cell.method, kind)
+
+
+def says(entry: dict[str, Any]) -> list[Any]:
+    """An entry without its figures, which other processors round in other ways."""
+    return [entry.get(key) for key in ("kind", "name", "logistic")]
 
 
 @pytest.mark.slow
@@ -58,13 +65,36 @@ def test_what_differs_says_how_and_agrees_when_that_is_changed(place: int) -> No
 def test_a_package_is_judged_again(package: str) -> None:
     """One cell that is equal and one that differs, with its repair."""
     venvs = Path(os.environ.get(VENVS, "/nowhere"))
-    if not SCRIPT_OF.python_of(venvs, package).exists():
+    if not SCRIPT_OF.is_set_up(venvs, package):
         pytest.skip(f"{package} is not installed; python benchmarks/judged.py --venvs DIR, and {VENVS}=DIR")
     names = {"byzfl": ("Median", "Krum"), "fluke-fl": ("SCAFFOLD", "FedAVGM")}[package]
     for name in names:
         (cell,) = (one for one in SCRIPT_OF.CELLS if (one.package, one.name) == (package, name))
         (entry,) = (one for one in ENTRIES if (one["package"], one["cell"]) == (package, name))
-        result = SCRIPT_OF.judged(venvs, cell, name)
-        assert (result.kind, result.name) == (entry["kind"], entry["name"])
+        assert says(SCRIPT_OF.plain(SCRIPT_OF.judged(venvs, cell, name))) == says(entry)
         if cell.repair:
-            assert SCRIPT_OF.judged(venvs, cell, cell.repair).kind == entry["repair"]["kind"]
+            assert says(SCRIPT_OF.plain(SCRIPT_OF.judged(venvs, cell, cell.repair))) == says(entry["repair"])
+
+
+def test_what_pip_refuses_is_left_out_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A half-made environment does not count as set up, and is made anew; a whole one is left as it is."""
+    answers = iter([0, 1, 0, 0])  # of venv and pip, twice
+    commands: list[Any] = []
+
+    def run(words: Any, check: bool) -> None:
+        commands.append(words)
+        (tmp_path / "byzfl").mkdir(exist_ok=True)
+        if next(answers):
+            raise subprocess.CalledProcessError(1, words)
+
+    monkeypatch.setattr(SCRIPT_OF.subprocess, "run", run)
+    assert not SCRIPT_OF.set_up(tmp_path, "byzfl")
+    assert "byzfl is left out: " in capsys.readouterr().err
+    assert SCRIPT_OF.set_up(tmp_path, "byzfl")
+    assert SCRIPT_OF.set_up(tmp_path, "byzfl")
+    assert len(commands) == 4
+    marker = SCRIPT_OF.marker_of(tmp_path, "byzfl")
+    marker.write_text("another recipe")
+    assert not SCRIPT_OF.is_set_up(tmp_path, "byzfl")
