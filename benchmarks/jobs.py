@@ -5,10 +5,12 @@
 A  MNIST, 100 IID clients, 10 a round, FedAvg, 2nn, lr 0.1, 1 epoch of batch 10: 600 client steps a round
 B  the same with cnn1 and batch 50: 120 client steps a round
 C  10,000 clients of 6 samples, 100 a round, logistic regression, 5 full-batch steps
-D  job A's steps with every method in turn: seconds and ratio to FedAvg (--method for one of them)
+D  a job's steps (--on, A if not given) with every method in turn: seconds, messages and states over FedAvg's (--method
+   for one of them); cost.py makes the table
 E  N clients that share a pool of samples: time and memory against N (--clients, --method, --model, --store, --rows,
    --fill); scale.py draws the curves
 F  CIFAR-10 on a GPU: pfl-research's CNN job, or --model resnet18 (10 of 100 clients, batch 50)
+L  job A with low-rank adapters of rank 8 on a frozen 2nn: 12,752 parameters are trained and sent
 
 Job G, the command itself from the shell to the prompt, is command.py.
 """
@@ -56,12 +58,14 @@ from fedconcord import (
 )
 from fedconcord.execution.job import checkpoint, resolved, row_bytes
 from fedconcord.execution.rows import Storage
+from fedconcord.insight.advice.planner import Federation, device_of, sizes_of
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
     "losac": {"block_scale": "mean"},
     "fedvra": {"a": 1.0, "d": 1.0},
     "mfl": {"momentum": 0.5},
 }
+LONG = 200  # rounds of a run whose kernel D measures: shorter runs of A compile nothing
 PER_METHOD = ("fedsgd",)  # methods whose round is another amount of work by definition, left out of D
 
 
@@ -155,18 +159,19 @@ def one(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
 def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     """Every method, round by round in turn, with ratios to the FedAvg that does the same local steps."""
     blocks = 5
+    plain = f"job {args.on}"
     settings = {
-        "job A": setting,
+        plain: setting,
         "all clients": setting._replace(clients=setting.cohort),  # for methods that refuse absent clients
         "blocks": setting._replace(batch=setting.samples // blocks),  # for methods with a table of gradients
     }
-    problems = {"job A": problem_of(setting, args)}
-    problems["blocks"] = problems["job A"]
+    problems = {plain: problem_of(setting, args)}
+    problems["blocks"] = problems[plain]
     problems["all clients"] = problem_of(settings["all clients"], args)
     jobs, refused = dict[str, tuple[str, Job]](), dict[str, str]()
     for name in [args.method] if args.method else [n for n in METHODS if n not in ("fedavg", *PER_METHOD)]:
         algorithm = method(name)
-        kind = "all clients" if algorithm.needs.everyone else "blocks" if algorithm.step.blocks is not None else "job A"
+        kind = "all clients" if algorithm.needs.everyone else "blocks" if algorithm.step.blocks is not None else plain
         job = job_of(settings[kind], problems[kind], algorithm, args)
         try:
             after(job, started(job, args))
@@ -174,9 +179,9 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
             refused[name] = str(error)
         else:
             jobs[name] = kind, job
-    for kind in dict.fromkeys(["job A", *(kind for kind, _ in jobs.values())]):
+    for kind in dict.fromkeys([plain, *(kind for kind, _ in jobs.values())]):
         jobs[f"fedavg, {kind}"] = kind, job_of(settings[kind], problems[kind], method("fedavg"), args)
-    jobs = {name: (kind, resolved(job, rounds=args.warmup + args.rounds)) for name, (kind, job) in jobs.items()}
+    jobs = {name: (kind, resolved(job, rounds=LONG)) for name, (kind, job) in jobs.items()}
     states = {name: started(job, args) for name, (_, job) in jobs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for k in range(args.warmup + args.rounds):
@@ -196,18 +201,28 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
             "ratio": float(np.median(took / base_took)),
             "gradient_ratio": states[name].gradient_steps / states[base].gradient_steps,  # 2: two gradients a step
             "baseline": base,
+            **sizes(name.split(",")[0], job),
             "accuracy": evaluate(job, states[name]).get("test_accuracy"),
         }
-    base_record = found["fedavg, job A"]
+    base_record = found[f"fedavg, {plain}"]
     return {
         "seconds_per_round": base_record["seconds_per_round"],
         "accuracy": base_record["accuracy"],
         "peak_rss_bytes": peak_rss(),
-        "engine": repr(jobs["fedavg, job A"][1].engine),
+        "engine": repr(jobs[f"fedavg, {plain}"][1].engine),
         "methods": found,
         "refused": refused,
         **common("D", setting, args),
     }
+
+
+def sizes(name: str, job: Job) -> dict[str, float]:
+    """What a round sends to and from a client, and what clients and the server keep, in models' bytes."""
+    model = job.problem.objective.dim * torch.float32.itemsize
+    n = job.problem.roster.n
+    of = sizes_of(name, job.algorithm, Federation(n, job.schedule.cohort, 1, model, device_of("phone", 0.0)))
+    found = {"down": of.cost.down + of.cost.settled, "up": of.cost.up, "row": of.row, "server": of.server}
+    return {key: value / model for key, value in found.items()}
 
 
 def table(record: dict[str, Any]) -> str:
@@ -264,7 +279,7 @@ def processor() -> str:
 
 def chosen(args: argparse.Namespace) -> Setting:
     """The setting of the job with what the options change."""
-    key = {"D": "A", "F": f"F-{args.model or 'pfl'}"}.get(args.job, args.job)
+    key = {"D": args.on, "F": f"F-{args.model or 'pfl'}"}.get(args.job, args.job)
     table = QUICK if args.quick else SETTINGS
     if key not in table:
         sys.exit(f"job F has the models pfl and resnet18, given {args.model!r}")
@@ -278,7 +293,8 @@ def chosen(args: argparse.Namespace) -> Setting:
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out.add_argument("job", choices=list("ABCDEF"))
+    out.add_argument("job", choices=list("ABCDEFL"))
+    out.add_argument("--on", choices=list("ABCL"), default="A", help="of D: the job")
     out.add_argument("--rounds", type=int, default=20, help="measured rounds")
     out.add_argument("--warmup", type=int, default=2, help="rounds before them that are not measured")
     out.add_argument("--method", choices=list(METHODS), help="default: fedavg; of D: all")

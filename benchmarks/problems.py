@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from networks import pfl_cnn
 from settings import Federation, Setting
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
+from fedconcord.federation.adapters import lora
 from fedconcord.federation.data.published import data_folder
 from fedconcord.federation.objectives.precision import Precision
 from fedconcord.method.contract import Objective, roster_of
@@ -43,7 +44,14 @@ def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
     if setting.data == "pool":
         return Pool(setting, args.seed, dtype, device, args.precision)
     data, parts = dataset(setting, args.seed, args.quick)
-    build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
+
+    def build() -> nn.Module:
+        if setting.model == "pfl_cnn":
+            return pfl_cnn()
+        name, _, adapters = setting.model.partition("_")
+        plain = MODELS[name](data.shape, data.classes)
+        return lora().attach(plain) if adapters else plain
+
     return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000, numbers=args.precision)
 
 

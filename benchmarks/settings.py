@@ -34,6 +34,7 @@ SETTINGS = {
     "B": Setting("mnist", "cnn1", 100, 10, 600, 50, 1, None, 0.1),
     "C": Setting("mnist", "logreg", 10_000, 100, 6, None, None, 5, 0.1),
     "E": Setting("pool", "logreg", 1_000, 100, 10, None, None, 5, 0.1),
+    "L": Setting("mnist", "2nn_lora", 100, 10, 600, 10, 1, None, 0.1),
     "F-pfl": Setting("cifar10", "pfl_cnn", 1_000, 50, 50, 10, 1, None, 0.1),
     "F-resnet18": Setting("cifar10", "resnet18", 100, 10, 500, 50, 1, None, 0.1),
 }
@@ -42,6 +43,7 @@ QUICK = {  # for tests and a first look: the same code on a fraction of the data
     "B": SETTINGS["B"]._replace(clients=20, cohort=2, samples=20, batch=10),
     "C": SETTINGS["C"]._replace(clients=200, cohort=20),
     "E": SETTINGS["E"]._replace(clients=200, cohort=10),
+    "L": SETTINGS["L"]._replace(clients=20, cohort=4, samples=40),
     "F-pfl": SETTINGS["F-pfl"]._replace(clients=20, cohort=2, samples=20),
     "F-resnet18": SETTINGS["F-resnet18"]._replace(clients=20, cohort=2, samples=4, batch=2),
 }

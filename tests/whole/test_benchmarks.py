@@ -225,3 +225,33 @@ def test_a_search_of_the_page_on_tuning(rule: str, tmp_path: Path, monkeypatch: 
     assert 0 < line["accuracy"][0] <= 100
     asked = json.loads((tmp_path / "s" / "tune.json").read_text())["asked"]
     assert asked["target"] == {"final value": None, "rounds alone": 0.9}[rule]
+
+
+def test_the_page_of_costs_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import cost
+
+    results = json.loads(cost.RESULTS.read_text())
+    assert set(results) == {*cost.ROUNDS, "memory"}
+    page = (BENCHMARKS.parent / "docs" / "cost.md").read_text()
+    rows = page.split("<!-- cost: begin -->\n")[1].split("<!-- cost: end -->")[0].splitlines()
+    assert rows == cost.table(results)
+    refused = {name for name, one in results["A"].items() if isinstance(one, str)}
+    assert {row.split(" | ")[0].removeprefix("| ") for row in rows[2:]} == {*METHODS} - refused - {"fedavg", "fedsgd"}
+
+
+@pytest.mark.slow
+def test_costs_are_measured_on_every_job(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "cost.py"),
+        "--quick",
+        "--only",
+        "C,A",
+        "--out",
+        str(tmp_path / "c.json"),
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in done.stdout.splitlines()[2:]}
+    assert rows["scaffold"][5:10] == ["1", "2", "2", "1", "2"]
+    assert rows["losac"][2] == rows["losac"][4] == "-"  # jobs that were not measured
