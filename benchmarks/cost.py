@@ -29,7 +29,9 @@ HEAD = "| method | A | B | C | LoRA | gradients | down | up | client keeps | ser
 def jobs(*words: str) -> Any:
     """What `jobs.py` says of a job."""
     command = [sys.executable, str(HERE / "jobs.py"), *words, "--threads", "2"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:  # it has said why
+        sys.exit(done.returncode)
     return json.loads(done.stdout)
 
 
@@ -62,7 +64,7 @@ def memory(methods: list[str], quick: list[str]) -> dict[str, float]:
 
 def table(results: dict[str, Any]) -> list[str]:
     """Rows by time on job A; a hyphen where a method does not run there."""
-    first = {name: one for name, one in results["A"].items() if not isinstance(one, str)}
+    first = {name: one for name, one in results.get("A", {}).items() if not isinstance(one, str)}
     memory = results.get("memory", {})
     lines = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
     for name, one in sorted(first.items(), key=lambda pair: float(pair[1]["ratio"])):
@@ -81,12 +83,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--quick", action="store_true", help="a small form of the jobs, for tests")
     args = parser.parse_args()
+    if unknown := set(args.only.split(",")) - {*ROUNDS, "memory"}:
+        parser.error(f"unknown job {min(unknown)!r}; known: {', '.join([*ROUNDS, 'memory'])}")
+    if args.table and not args.out.exists():
+        parser.error(f"there is no file {args.out}; measure first, without --table")
     quick = ["--quick"] * args.quick
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     if not args.table:
         for job in args.only.split(","):
-            if job != "memory" and job not in ROUNDS:
-                parser.error(f"unknown job {job!r}; known: {', '.join([*ROUNDS, 'memory'])}")
             print(f"measuring {job}", file=sys.stderr, flush=True)
             names = [name for name in METHODS if isinstance(results.get("A", {}).get(name), dict)]
             results[job] = memory(names, quick) if job == "memory" else times(job, quick)

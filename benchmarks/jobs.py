@@ -225,21 +225,6 @@ def sizes(name: str, job: Job) -> dict[str, float]:
     return {key: value / model for key, value in found.items()}
 
 
-def table(record: dict[str, Any]) -> str:
-    """Job D in Markdown, least ratio first."""
-    out = [
-        "| method | s a round, median | times FedAvg | gradients, times FedAvg's | FedAvg on |",
-        "|---|---|---|---|---|",
-    ]
-    for name, found in sorted(record["methods"].items(), key=lambda pair: pair[1]["ratio"]):
-        kind = found["baseline"].removeprefix("fedavg, ")
-        if name != found["baseline"]:
-            median, ratio, gradients = found["seconds_per_round"]["median"], found["ratio"], found["gradient_ratio"]
-            out.append(f"| {name} | {median:.3f} | {ratio:.2f} | {gradients:.2f} | {kind} |")
-    out += [f"| {name} | refused: {why} | | | |" for name, why in record["refused"].items()]
-    return "\n".join(out)
-
-
 def rss() -> int:
     """Resident memory of this process now [bytes]."""
     try:
@@ -314,7 +299,6 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--device", default="cpu", help="cpu or cuda")
     out.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     out.add_argument("--precision", choices=["full", "tf32", "bf16"], default="full", help="of gradients")
-    out.add_argument("--table", action="store_true", help="of D: Markdown too, on the error stream")
     out.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
     return out
 
@@ -325,13 +309,13 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     setting = chosen(args)
     if args.job == "D":
-        record = compared(setting, args)
-        print(json.dumps(record))
-        if args.table:
-            print(table(record), file=sys.stderr)
+        print(json.dumps(compared(setting, args)))
     else:
         one(setting, args)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -159,7 +159,6 @@ point.main(
         "afl": judged("afl", learning_rate_lambda=0.1),  # its last model; it tests the mean of all, as the paper does
         "fedspeed": judged("fedspeed", lmbd=0.5, alpha=1.0, rho=0.1),
         # -0.5 reverses the linear term's sign, and that of the decay that FLGo adds to it, which 1 makes up for
-        "fedspeed, client repaired": judged("fedspeed", decay=1.0, lmbd=-0.5, alpha=1.0, rho=0.1),
         "fedspeed, repaired": judged("fedspeed", then=offset_of_all, decay=1.0, lmbd=-0.5, alpha=1.0, rho=0.1),
     }
 )

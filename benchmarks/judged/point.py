@@ -93,6 +93,8 @@ def local_steps(model: Point, i: int, one: Any, grad: Callable[[Tensor], Tensor]
 
 def main(cells: dict[str, Callable[[Any, Callable[[Any], None]], None]]) -> None:
     """Run the cell that the command names: it gets the spec and a function to answer the model [d] after a round."""
+    if len(sys.argv) != 2 or sys.argv[1] not in cells:
+        sys.exit(f"give one of the cells {'; '.join(cells)}")
     spec = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the package prints goes elsewhere

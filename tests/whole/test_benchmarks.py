@@ -53,7 +53,7 @@ BASELINES = (("losac", "fedavg, blocks"), ("vrlsgd", "fedavg, all clients"))
 
 @pytest.mark.parametrize(("name", "baseline"), tiers(BASELINES, quick=[]))
 def test_ratios_to_fedavg(data_dir: Path, name: str, baseline: str) -> None:
-    found = measured(data_dir, "D", "--method", name, "--table")
+    found = measured(data_dir, "D", "--method", name)
     assert set(found) >= FIELDS
     assert found["refused"] == {}
     methods = found["methods"]
