@@ -23,7 +23,8 @@ from fedconcord.interface import api, cli
 from fedconcord.interface.cli import listing
 from fedconcord.method.algorithms import plugins
 from fedconcord.study.runs import execution, plan, records, training
-from fedconcord.study.runs.events import Entry, Finished
+from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Watch
+from fedconcord.study.runs.pool import InterruptedStudyError, Stages, carry_out
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import from_nested
@@ -331,6 +332,45 @@ def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
     assert found.report is None
     again = api.compare(resume=tmp_path / "c")
     assert [(r.status, r.rounds) for r in again.runs] == [("complete", 4), ("complete", 4)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_when_a_stage_has_nothing_left_to_end_still_stops_the_study(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handlers of Ctrl-C in a run's last moments and of a stage whose workers are done raise nothing."""
+    words = {"methods": "fedavg,fedprox", **plain(QUICK), "out": str(tmp_path / "c")}
+    _, planned, _ = plan.plan_comparison(1, from_nested(words, "test"))
+    write = training.Saving.write
+    sent: list[None] = []
+
+    def interrupt() -> None:
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGINT))
+
+    def write_and_interrupt(saving: Any, status: str, state: Any) -> None:
+        write(saving, status, state)
+        if status == "complete":
+            interrupt()
+
+    class Stop(Watch):
+        ended = 0
+
+        def event(self, event: Event) -> None:
+            self.ended += event.kind == "ended"
+            if self.ended == 2:
+                interrupt()
+
+    def stages() -> Stages[None]:
+        yield Stage(planned, tmp_path / "c")
+        raise AssertionError("a stage after Ctrl-C")
+
+    if jobs == 1:
+        monkeypatch.setattr(training.Saving, "write", write_and_interrupt)
+    with pytest.raises(InterruptedStudyError) as caught:
+        carry_out(stages(), jobs, Stop())
+    assert [one.status for one in caught.value.runs] == ["complete", "interrupted" if jobs == 1 else "complete"]
+    assert [one.status for one in api.compare(resume=tmp_path / "c").runs] == ["complete"] * 2
 
 
 # -- lists and sentences -------------------------------------------------------------------------------------------

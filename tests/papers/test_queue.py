@@ -130,7 +130,7 @@ def test_work_is_ended_as_by_ctrl_c_where_that_is_ignored_too() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-LONG: Recipe = PAPER._replace(sizes={"paper": Size({"rounds": 200}, seeds=(0, 1), search={"rounds": 2})})
+LONG: Recipe = PAPER._replace(sizes={"paper": Size({"rounds": 500}, seeds=(0, 1), search={"rounds": 2})})
 QUEUE = """
 import datetime, sys
 from fedconcord.interface.cli.main import call
@@ -168,4 +168,4 @@ def test_a_queue_that_was_stopped_goes_on_and_comes_to_the_same(jobs: str, tmp_p
     assert one.values == other.values
     assert sum(spell["runs"] for spell in one.log) == 12
     run = json.loads(next((tmp_path / "stopped").rglob("final/SCAFFOLD/seed-1/run.json")).read_text())
-    assert (run["status"], run["rounds_done"]) == ("complete", 200)
+    assert (run["status"], run["rounds_done"]) == ("complete", 500)

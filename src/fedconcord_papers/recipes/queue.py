@@ -148,5 +148,5 @@ def ended_by(seconds: float | None) -> Iterator[threading.Event]:
         yield is_over
     finally:
         timer.cancel()
-        interrupts.forget()
+        interrupts.ctrl_c.clear()
         signal.signal(signal.SIGINT, before)

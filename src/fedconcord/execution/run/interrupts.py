@@ -7,18 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_interrupted = threading.Event()
+ctrl_c = threading.Event()
+"""Keeps a Ctrl-C in mind that raised nothing, as a run had nothing left to end, or that a compiler swallowed; a study
+clears it first: what came before is not its own."""
 
 
 def raising(number: int, frame: object) -> None:
-    """The handler of Ctrl-C before the rounds: KeyboardInterrupt, kept in mind as a compiler may swallow it."""
-    _interrupted.set()
+    """The handler of Ctrl-C before the rounds."""
+    ctrl_c.set()
     raise KeyboardInterrupt
-
-
-def forget() -> None:
-    """A Ctrl-C of the run before is not one of the next."""
-    _interrupted.clear()
 
 
 @contextmanager
@@ -29,11 +26,12 @@ def deferred() -> Iterator[threading.Event]:
         yield event
         return
     before = signal.getsignal(signal.SIGINT)
-    if before is raising and _interrupted.is_set():
+    if before is raising and ctrl_c.is_set():
         event.set()
 
     def note(number: int, frame: object) -> None:
         event.set()
+        ctrl_c.set()
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, note)

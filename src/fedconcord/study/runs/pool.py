@@ -58,6 +58,7 @@ def carry_out(stages: Stages[T], jobs: int, watch: Watch) -> T:
         InterruptedStudyError: by Ctrl-C.
         UserError: whatever the study refuses.
     """
+    interrupts.ctrl_c.clear()
     with closing(stages), Pool(jobs) as pool:
         runs: list[Finished] | None = None
         while True:
@@ -68,7 +69,7 @@ def carry_out(stages: Stages[T], jobs: int, watch: Watch) -> T:
                 return result
             watch.stage(stage)
             runs = pool.run(stage.entries, watch.event)
-            if any(run.status == "interrupted" for run in runs):
+            if interrupts.ctrl_c.is_set() or any(run.status == "interrupted" for run in runs):
                 raise InterruptedStudyError(runs)
 
 
@@ -189,7 +190,7 @@ class Pool:
             self.tell(Event("started", number=number))
             on_row = lambda row, number=number: self.tell(Event("row", row=row, number=number))  # noqa: E731
             self._end(number, attempt(self.entries[number], on_row))
-            if self.outcomes[number].status == "interrupted":
+            if interrupts.ctrl_c.is_set() or self.outcomes[number].status == "interrupted":
                 return
 
     # -- in worker processes ---------------------------------------------------------------------------------------
@@ -298,6 +299,7 @@ def _counted_interrupts() -> Iterator[list[int]]:
 
     def note(number: int, frame: object) -> None:
         count[0] += 1
+        interrupts.ctrl_c.set()
 
     before = signal.signal(signal.SIGINT, note)
     try:
@@ -350,7 +352,7 @@ def worker() -> None:
                 received += [objects.keep(pickle.loads(one)) for one in data]
                 continue
             stops = 0
-            interrupts.forget()
+            interrupts.ctrl_c.clear()
             imports.trust(task["trusted"])
             config = resolve_run(from_nested(task["config"], "settings"))
             entry = Entry(config, Path(task["folder"]), task["resume"], task["validation_reason"])
