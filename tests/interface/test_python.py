@@ -22,7 +22,7 @@ from test_reproduce import SMALL as RECIPE
 import fedconcord
 from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, _moved, advance, load, save, start
 from fedconcord.interface import cli
-from fedconcord.method.contract import Needs, tree_leaves
+from fedconcord.method.contract import tree_leaves
 from fedconcord.method.contract.identity import UNNAMED
 from fedconcord_papers.recipes import RECIPES
 
@@ -75,22 +75,6 @@ def test_help_says_what_every_field_of_a_method_means() -> None:
     for field in fields(Algorithm):
         assert re.search(rf"^ \|\s+{field.name}: .*\w", text, re.MULTILINE), field.name
     assert fedconcord.Algorithm is Algorithm
-
-
-def test_the_former_fields_of_a_method_work_for_one_release() -> None:
-    with pytest.warns(
-        FutureWarning, match=r"needs_x0 of an Algorithm is now needs\.x0, given as needs=Needs\(x0=...\)"
-    ):
-        made = replace(METHODS["fedavg"](), needs_x0=True)  # type: ignore[call-arg]
-    assert made.needs == Needs(x0=True)
-    with pytest.warns(FutureWarning, match=r"needs_x0 of an Algorithm is now needs\.x0; the former name works"):
-        assert made.needs_x0  # type: ignore[attr-defined]
-    with pytest.warns(FutureWarning, match="(own of an Algorithm is now client_model|is now step.steps)"):
-        made = replace(made, own=lambda row: row.x, steps=3)  # type: ignore[call-arg]
-    assert made.client_model is not None
-    assert (made.step.steps, made.needs.x0) == (3, True)
-    with pytest.raises(TypeError, match="needs_what"):
-        replace(made, needs_what=True)  # type: ignore[call-arg]
 
 
 # -- methods and samplings of one's own ----------------------------------------------------------------------------

@@ -292,25 +292,6 @@ def test_every_piece_has_a_row() -> None:
     assert known == {type(piece) for row in ROWS.values() for piece in row.pieces}
 
 
-def test_former_fields_of_a_local_problem_are_its_pieces() -> None:
-    """For one release, with a warning; what steps change is read from the pieces."""
-    x, c, table = vectors(D), vectors(D), vectors(2, D)
-    with pytest.warns(FutureWarning, match="are now pieces"):
-        plain = Local(x, linear=c, prox=0.3, anchor=x, scale=0.7, lr_scale=0.5, snapshot=x)
-    assert plain.lr_scale == 0.5
-    assert [type(piece) for piece in plain.pieces] == [Scale, Snapshot, Constant, Pull]
-    with pytest.warns(FutureWarning):
-        tabled = Local(x, linear=c, scale=0.5, table=table, table_rate=0.25).piece(Table)
-    assert tabled is not None
-    assert torch.equal(tabled.mean, 2 * c)
-    assert tabled.rate == 0.5
-    with pytest.warns(FutureWarning):
-        moving = Local(x, linear=c, dual_rate=0.2, anchor=x, prox=0.3, momentum=0.5, buffer=c)
-    assert [type(piece) for piece in moving.pieces] == [Scale, Dual, Momentum, Pull]
-    with pytest.raises(TypeError, match="tilted"):
-        Local(x, tilted=c)
-
-
 class Sign(NamedTuple):
     """A piece that is neither linear in the gradients nor a term of the problem."""
 

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from fedconcord.method.contract.code import Code
 from fedconcord.method.contract.facts import Facts
-from fedconcord.method.contract.former import accepts_former_fields, former_pieces
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.method.contract.objective import Regulariser
 from fedconcord.method.contract.pieces import Piece
@@ -106,14 +105,10 @@ class Local:
         pieces: in any order, one of a kind; each knows its place in a step.
         lr_scale: a factor on eta.
         first: [] the first step size under a rule, in place of the rule's; of `normed`, 0 is none.
-        former: the fields that this type had before it had pieces, for one release.
     """
 
-    def __init__(
-        self, x: Tensor, *pieces: Piece, lr_scale: float = 1.0, first: float | Tensor | None = None, **former: Any
-    ) -> None:
-        self.x, self.lr_scale, self.first = x, lr_scale, first
-        self.pieces = (*pieces, *former_pieces(x, **former)) if former else pieces
+    def __init__(self, x: Tensor, *pieces: Piece, lr_scale: float = 1.0, first: float | Tensor | None = None) -> None:
+        self.x, self.pieces, self.lr_scale, self.first = x, pieces, lr_scale, first
 
     def having(self, *pieces: Piece) -> Local:
         """The same local problem with more pieces."""
@@ -241,7 +236,6 @@ class Step(NamedTuple):
     previous: Callable[[Tree, Tensor], Tensor] | None = None
 
 
-@accepts_former_fields
 @dataclass(frozen=True)
 class Algorithm:
     """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from.
