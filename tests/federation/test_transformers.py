@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedconcord.federation.adapters import ADAPTERS
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.models import MODELS
 from fedconcord.federation.objectives import Supervised
@@ -114,3 +115,14 @@ def test_texts_become_rows_of_one_length() -> None:
     rows = tokens(["ab", "abcde"], lambda text: [ord(c) - 96 for c in text], 4)
     assert rows.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
     assert shortened(torch.tensor([[0, 0], [0, 0]]), 0).shape == (2, 2)
+
+
+@pytest.mark.parametrize(("classes", "trained"), [(2, ["body.classifier.weight", "body.classifier.bias"]), (3, [])])
+def test_a_head_that_starts_at_random_is_trained_beside_adapters(
+    classes: int, trained: list[str], tmp_path: Path
+) -> None:
+    model = MODELS["hf"]((LENGTH,), CLASSES, path=str(saved(tmp_path, classes)))
+    adapted = ADAPTERS["lora"](where="query", rank=2).attach(model)
+    moving = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert [name for name in moving if "lora_" not in name] == trained
+    assert len(moving) == len(trained) + 4

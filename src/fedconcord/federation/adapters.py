@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -76,14 +76,15 @@ def lora(
 
     def attach(model: nn.Module) -> nn.Module:
         linear = [name for name, layer in model.named_modules() if name and _is_linear(layer)]
-        whole = [name for name, _ in model.named_parameters() if also and _matches(also, name)]
-        layers = [name for name in linear if _matches(where, name) and not (also and _matches(also, name))]
+        fresh: Sequence[str] = getattr(model, "fresh", ())  # nobody trained them before; see `hf`
+        whole = [name for name, _ in model.named_parameters() if name in fresh or (also and _matches(also, name))]
+        layers = [name for name in linear if _matches(where, name) and f"{name}.weight" not in whole]
         if not layers:
             raise UserError(
                 f"adapters lora: no linear layer of the model matches where {where!r}; its linear layers are "
                 f"{', '.join(linear) or 'none'}"
             )
-        if also and not whole:
+        if also and not any(_matches(also, name) for name in whole):
             raise UserError(f"adapters lora: no parameter of the model matches also {also!r}")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in whole)

@@ -23,11 +23,15 @@ BUCKET = 16  # tokens; a step's batches are as long as their longest sample, rou
 
 
 class Classifier(nn.Module):
-    """A transformer that answers with a sample's classes: tokens [B, L] int64 -> logits [B, classes]."""
+    """A transformer that answers with a sample's classes: tokens [B, L] int64 -> logits [B, classes].
 
-    def __init__(self, body: nn.Module, pad: int, is_causal: bool) -> None:
+    Args:
+        fresh: names of parameters that start at random, which adapters train whole.
+    """
+
+    def __init__(self, body: nn.Module, pad: int, is_causal: bool, fresh: Sequence[str]) -> None:
         super().__init__()
-        self.body, self.pad, self.is_causal = body, pad, is_causal
+        self.body, self.pad, self.is_causal, self.fresh = body, pad, is_causal, fresh
 
     def forward(self, tokens: Tensor) -> Tensor:
         # [B, 1, L, L], as the library asks whether a mask of two axes is full, which several clients at once cannot
@@ -54,7 +58,8 @@ def hf(
 ) -> nn.Module:
     """A transformer of HuggingFace's library with a head for the classes, from a folder.
 
-    Its layers keep their names below `body`, for `parts` and adapters. The head starts at the seed's draws.
+    Its layers keep their names below `body`, for `parts` and adapters. A head that the folder has no weights for starts
+    at the seed's draws, and is trained whole where adapters freeze the rest, as in the library peft.
 
     Raises:
         UserError: transformers is not installed, the folder is none, its weights are in another form or do not fit, or
@@ -92,7 +97,8 @@ def hf(
     if misfits:
         raise UserError(f"the weights {misfits[0]!r} in {path!r} do not fit its config.json; save the model again")
     pad = getattr(config, "pad_token_id", None)
-    model = Classifier(body, 0 if pad is None else pad, is_causal="CausalLM" in str(config.architectures))
+    fresh = [f"body.{name}" for name in (*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"]))]
+    model = Classifier(body, 0 if pad is None else pad, "CausalLM" in str(config.architectures), fresh)
     return model.train(dropout == "config")
 
 
