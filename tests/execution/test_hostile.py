@@ -82,7 +82,7 @@ def test_a_table_that_somebody_changed_is_refused_until_the_checksums_go(tmp_pat
 def test_while_a_file_is_replaced_both_contents_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may be killed between the checksums and the file."""
     path, original = tmp_path / "a.csv", files.write_bytes
-    sums.write(path, b"old")
+    sums.write(path.parent, {path.name: b"old"})
 
     def killed(place: Path, *pieces: bytes) -> None:
         if place == path:
@@ -93,13 +93,30 @@ def test_while_a_file_is_replaced_both_contents_are_right(tmp_path: Path, monkey
         with monkeypatch.context() as patched:
             patched.setattr(files, "write_bytes", killed)
             with pytest.raises(KeyboardInterrupt):
-                sums.write(path, content)
+                sums.write(path.parent, {path.name: content})
         assert sums.read(path) == b"old"
     path.write_bytes(b"odd")
     with pytest.raises(sums.DamagedError):
         sums.read(path)
-    sums.write(path, b"new")
+    sums.write(path.parent, {path.name: b"new"})
     assert sums.read(path) == b"new"
+
+
+def test_files_that_stay_as_they_are_are_not_written_again(tmp_path: Path) -> None:
+    def places() -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+
+    sums.write(tmp_path, {"a": b"1", "b": b"2"})
+    first = places()
+    sums.write(tmp_path, {"a": b"1", "b": b"2"})
+    assert places() == first
+    sums.write(tmp_path, {"b": b"3", "a": b"1"})
+    assert {name for name, place in places().items() if place != first[name]} == {"b", sums.NAME}
+    (tmp_path / "a").write_bytes(b"4")
+    with pytest.raises(sums.DamagedError):
+        sums.read(tmp_path / "a")
+    sums.write(tmp_path, {"a": b"1"})
+    assert sums.read(tmp_path / "a") == b"1"
 
 
 # -- nonsense ------------------------------------------------------------------------------------------------------

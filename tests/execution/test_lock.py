@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
     dead.wait()
     for first in ("checksums", "run"):
         (tmp_path / f".{first}.json.{dead.pid}.tmp").write_bytes(b"half")  # the folder is free,
-    sums.write(tmp_path / "run.json", b"{}")
+    sums.write(tmp_path, {"run.json": b"{}"})
     (tmp_path / "run.json").unlink()  # also where it had written the checksum of what was to come
     api.run("fedavg", **given, rounds=2, out=tmp_path)  # type: ignore[arg-type]
     before = sorted(path.name for path in tmp_path.iterdir())

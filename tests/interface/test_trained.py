@@ -182,7 +182,7 @@ def test_names_of_outputs_are_used(runs: Path, tmp_path: Path) -> None:
         ("number", ["row", *names]),
         ("labels", ["row", "labels", *(f"p_{name}" for name in names)]),
     ):
-        sums.write(folder / "model.json", files.as_json(about | {"output_names": names, "target": target}))
+        sums.write(folder, {"model.json": files.as_json(about | {"output_names": names, "target": target})})
         rows = table(fedconcord.predict(folder, tmp_path / "x.npy", tmp_path / "out.csv"))
         assert [*rows[0]] == header
         for row, given in zip(rows, outputs, strict=True):
@@ -270,7 +270,7 @@ def test_the_model_of_a_lost_run_needs_force(tmp_path: Path, capsys: pytest.Capt
     np.save(tmp_path / "in.npy", np.zeros((2, 60), np.float32))
     shutil.copytree(run, other)
     about = json.loads((other / "run.json").read_text())
-    sums.write(other / "run.json", files.as_json(about | {"status": "running"}))  # killed before it was noticed
+    sums.write(other, {"run.json": files.as_json(about | {"status": "running"})})  # killed before it was noticed
     finite = {name: torch.zeros_like(leaf) for name, leaf in load_file(run / "model.safetensors").items()}
     tensors.write(run / "model.safetensors", finite)
     for folder in (run, other):

@@ -352,7 +352,7 @@ def test_a_folder_of_before_trains_on_all(tmp_path: Path) -> None:
     fedconcord.run("fedavg", **common, rounds=1, settings={"validation": "none"}, out=tmp_path / "a")
     said = described(tmp_path / "a")
     assert said["config"].pop("validation") == "none"
-    sums.write(tmp_path / "a" / "run.json", files.as_json(said))
+    sums.write(tmp_path / "a", {"run.json": files.as_json(said)})
     fedconcord.run(resume=tmp_path / "a", rounds=2)
     assert described(tmp_path / "a")["clients_judged"]["split"] == "train"
     fedconcord.run("fedavg", **common, rounds=2, out=tmp_path / "b")

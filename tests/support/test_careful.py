@@ -32,7 +32,7 @@ def test_cells_that_begin_as_formulas_are_inert_and_come_back(tmp_path: Path) ->
     assert raw[0] == ["name", "'=head"]
     assert not [line for line in raw[: len(NAMES) + 1] if line[0].startswith(("=", "+", "-", "@"))]
     assert [line[0] for line in raw[len(NAMES) + 1 :]] == ["-3.5", "+1e-9", "-2.0", "7", "'tis", ""]
-    sums.write(tmp_path / "t.csv", (tmp_path / "t.csv").read_bytes())
+    sums.write(tmp_path, {"t.csv": (tmp_path / "t.csv").read_bytes()})
     assert columns(tmp_path / "t.csv")["name"][: len(NAMES)] == list(NAMES)
 
 

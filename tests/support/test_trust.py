@@ -60,7 +60,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object], checksums: s
     said = json.loads(path.read_text())
     change(said)
     if checksums == "new":
-        sums.write(path, json.dumps(said).encode())
+        sums.write(path.parent, {path.name: json.dumps(said).encode()})
         return
     path.write_text(json.dumps(said))
     for below in path.parent.rglob("checksums*.json"):

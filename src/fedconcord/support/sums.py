@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedconcord.support import files
@@ -21,19 +22,27 @@ class DamagedError(ValueError):
     """A file is not what was written. Its text says why, in some words."""
 
 
-def write(path: Path, content: bytes) -> None:
-    """`files.write_bytes`, with the file's checksum.
+def write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """`files.write_bytes` of files by name, in their order, with their checksums; what lies there already stays.
 
     Raises:
         DamagedError: the folder's checksums are damaged.
     """
-    sums_of = _known(path.parent)
-    there = [_sum(path.read_bytes())] if path.exists() else []
-    if path.name in sums_of:  # what is damaged now stays so
-        there = [one for one in there if one in sums_of[path.name]]
-    sums_of[path.name] = sorted({*there, _sum(content)})
-    files.write_json(path.with_name(NAME), {**sums_of, NAME: [_total(sums_of)]})
-    files.write_bytes(path, content)
+    sums_of = _known(folder)
+    before, new = dict(sums_of), {}
+    for name, content in contents.items():
+        path = folder / name
+        old = path.read_bytes() if path.exists() else None
+        there = [] if old is None or old == content else [_sum(old)]
+        if name in sums_of:  # what is damaged now stays so
+            there = [one for one in there if one in sums_of[name]]
+        sums_of[name] = sorted({*there, _sum(content)})
+        if old != content:
+            new[name] = content
+    if sums_of != before:
+        files.write_json(folder / NAME, {**sums_of, NAME: [_total(sums_of)]})
+    for name, content in new.items():
+        files.write_bytes(folder / name, content)
 
 
 def read(path: Path) -> bytes:

@@ -112,7 +112,7 @@ class Done(NamedTuple):
         for row in self.values.rows:
             entries = nested.setdefault(row.cell, {}).setdefault(row.measure, {})
             entries.setdefault(row.entry, {})[str(row.seed)] = _text(row.value)
-        sums.write(path, files.as_json({**self._asdict(), "values": nested}))
+        sums.write(path.parent, {path.name: files.as_json({**self._asdict(), "values": nested})})
 
 
 def read(path: Path) -> Done:

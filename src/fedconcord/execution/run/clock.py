@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedconcord.support import files, sums
+from fedconcord.support import files
 from fedconcord.support.errors import UserError
 from fedconcord.support.readers import read_json
 
@@ -54,11 +54,10 @@ class Clock:
         except (KeyError, TypeError) as broken:
             raise UserError(f"cannot read {folder / NAME} ({broken}); restore or remove it") from None
 
-    def write(self, folder: Path) -> None:
-        """seconds.json, up to now."""
+    def contents(self) -> dict[str, bytes]:
+        """seconds.json, up to now, by its name."""
         self.lap("write")
-        seconds = {part: round(self.before[part] + self.seconds[part], 6) for part in PARTS}
-        sums.write(folder / NAME, files.as_json(seconds))
+        return {NAME: files.as_json({part: round(self.before[part] + self.seconds[part], 6) for part in PARTS})}
 
     def sentence(self) -> str:
         """Where the time went since it began, the parts that a person would notice."""

@@ -55,14 +55,12 @@ class Saving:
         """The tables, seconds.json and run.json."""
         if not self.lead:
             return
-        self.tables.write()
-        self.clock.write(self.folder)
-        self.describe(status, state)
+        sums.write(self.folder, self.tables.contents() | self.clock.contents() | self.describe(status, state))
         self.written = time.monotonic()
 
-    def describe(self, status: str, state: State) -> None:
-        """run.json alone."""
-        sums.write(self.folder / "run.json", files.as_json(self._description(status, state)))
+    def describe(self, status: str, state: State) -> dict[str, bytes]:
+        """run.json by its name."""
+        return {"run.json": files.as_json(self._description(status, state))}
 
     def now_and_then(self, state: State) -> None:
         """`write`, if that was long ago."""

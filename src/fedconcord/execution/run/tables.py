@@ -101,11 +101,11 @@ class Tables:
             self.metrics.append({"round": row.round} | row.metrics | counters | private)
             self.diverged = not _finite(row.metrics)
 
-    def write(self) -> None:
-        """Both tables, with their headers from the first."""
+    def contents(self) -> dict[str, bytes]:
+        """Both tables by the names of their files, with their headers from the first."""
         header = list(self.metrics[0]) if self.metrics else ["round", *COUNTERS]
-        sums.write(self.folder / "metrics.csv", files.as_csv(header, self.metrics))
-        sums.write(self.folder / "timing.csv", files.as_csv(["round", "seconds"], zip(count(1), self.timing)))
+        timing = files.as_csv(["round", "seconds"], zip(count(1), self.timing))
+        return {"metrics.csv": files.as_csv(header, self.metrics), "timing.csv": timing}
 
 
 def write_partition(folder: Path, job: Job) -> None:
@@ -114,7 +114,7 @@ def write_partition(folder: Path, job: Job) -> None:
     if counts is not None:
         rows = ([i, *row] for i, row in enumerate(counts.tolist()))
         header = ["client", *map(str, range(counts.shape[1]))]
-        sums.write(folder / "partition.csv", files.as_csv(header, rows))
+        sums.write(folder, {"partition.csv": files.as_csv(header, rows)})
 
 
 def _finite(metrics: Mapping[str, Any]) -> bool:

@@ -97,9 +97,9 @@ def write(
         **(marks or {}),
         **{name: ["" if math.isnan(v) else v for v in values.tolist()] for name, values in metrics.items()},
     }
-    sums.write(path, files.as_csv([*columns], [*zip(*columns.values(), strict=True)]))
+    sums.write(path.parent, {path.name: files.as_csv([*columns], [*zip(*columns.values(), strict=True)])})
 
 
 def write_rounds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """fairness.csv: the spread over the clients, a line a round that was looked at."""
-    sums.write(path, files.as_csv(["round", *Spread._fields], rows))
+    sums.write(path.parent, {path.name: files.as_csv(["round", *Spread._fields], rows)})

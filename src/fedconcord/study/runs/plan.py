@@ -255,7 +255,7 @@ def _save(planned: Comparison, config: Config, evaluation: Mapping[str, object])
     if team_of(config).rank != 0:
         return
     content = {"format": FORMAT, "config": config.as_dict(), "jobs": planned.jobs, "evaluation": evaluation}
-    sums.write(planned.folder / "compare.json", files.as_json(content))
+    sums.write(planned.folder, {"compare.json": files.as_json(content)})
     readme.write(planned.folder, readme.of_comparison())
 
 

@@ -192,7 +192,7 @@ def settle(path: Path, request: Mapping[str, Any], way: str) -> None:
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        sums.write(path, files.as_json(request))
+        sums.write(path.parent, {path.name: files.as_json(request)})
         return
     stored = read_json(path, way)
     if (key := changed(request, stored)) is not None:

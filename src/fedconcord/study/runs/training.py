@@ -191,7 +191,7 @@ def _loop(
     clock.lap("load")
     with interrupts.deferred() as interrupted:  # from here on run.json says `running`
         if past is None:
-            team.tell(lambda: _write_first(job, folder, options, partial(saving.describe, "running", state)))
+            team.tell(lambda: _write_first(job, folder, options, saving.describe("running", state)))
         saving.write("running", state)
         due_now = state.round == length.rounds or (
             length.saves_before_measuring and state.round % length.eval_every == 0
@@ -272,12 +272,12 @@ def _resumed_state(
     return state, rows_kept
 
 
-def _write_first(job: Job, folder: Path, options: RunOptions, describe: Callable[[], None]) -> str:
+def _write_first(job: Job, folder: Path, options: RunOptions, description: Mapping[str, bytes]) -> str:
     (folder / CHECKPOINT).unlink(missing_ok=True)  # tables and rows that begin again must not meet it
-    describe()  # before all else: from now on the folder can be resumed
+    sums.write(folder, description)  # before all else: from now on the folder can be resumed
     write_partition(folder, job)
     if options.card is not None:
-        sums.write(folder / "model.json", files.as_json(options.card))
+        sums.write(folder, {"model.json": files.as_json(options.card)})
     if options.readme is not None:
         readme.write(folder, options.readme)
     return ""

@@ -120,7 +120,7 @@ def plan_resumed_tuning(folder: Path, spec: SearchSpec, *sources: Source) -> Tun
 def save(tuning: Tuning, results: Mapping[str, Any]) -> None:
     """tune.json: what the user asks for, and what was found."""
     content = {"format": FORMAT, **results, "settings": tuning.config.as_dict(), "asked": tuning.spec._asdict()}
-    sums.write(tuning.folder / NAME, files.as_json(content))
+    sums.write(tuning.folder, {NAME: files.as_json(content)})
 
 
 def _planned(folder: Path, config: Config, spec: SearchSpec) -> Tuning:
