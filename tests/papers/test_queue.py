@@ -120,7 +120,8 @@ def test_work_is_ended_as_by_ctrl_c_where_that_is_ignored_too() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt), queue.ended_by(0.05) as is_over:
-            threading.Event().wait(10)
+            for _ in range(100):  # no signal wakes a thread that waits
+                threading.Event().wait(0.1)
         assert is_over.is_set()
         with queue.ended_by(10) as is_over:
             pass
