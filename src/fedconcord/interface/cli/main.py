@@ -29,7 +29,7 @@ def _usage(error: Any) -> str:
     if context is None:
         pass
     elif name is not None and text.startswith("No such option"):
-        text = f"unknown option {name}{closest(name, _options(context))}"
+        text = f"unknown option {name}{_set(name, _options(context)) or closest(name, _options(context))}"
     elif text.startswith("No such command"):
         commands = context.command.list_commands(context)
         word = text.split("'")[1]
@@ -41,6 +41,17 @@ def _usage(error: Any) -> str:
 
 def _options(context: Any) -> list[str]:
     return [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
+
+
+def _set(name: str, options: Sequence[str]) -> str:
+    """' (did you mean '--set validation=...'?)' for --validation, a setting without an option of its own."""
+    from fedconcord.study.settings.sources import keys
+
+    word = name.lstrip("-").replace("-", "_")
+    key = next((key for key in keys() if word in (key, key.rpartition(".")[2])), None)
+    option = f"--{key}".replace(".", "-").replace("_", "-")
+    way = option if option in options else f"--set {key}=..."
+    return f" (did you mean {way!r}?)" if key and "--set" in options else ""
 
 
 def _assigned(word: str, options: Sequence[str]) -> str:
