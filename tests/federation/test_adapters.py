@@ -68,15 +68,34 @@ def test_engines_agree_and_the_base_never_moves(method: str) -> None:
 
 
 def factors(of: Supervised, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """A and B; B R in place of B where there is an R."""
     values = of.layout.values(x)
-    return values[f"{layer}.lora_A"], values[f"{layer}.lora_B"]
+    a, b, r = (values.get(f"{layer}.lora_{factor}") for factor in "ABR")
+    assert a is not None
+    assert b is not None
+    return a, b if r is None else b @ r
 
 
-def test_the_mean_of_products_is_exact_where_b_alone_is_trained_and_else_is_not() -> None:
+@pytest.mark.parametrize("layer", [nn.Linear(6, 4), nn.Linear(4, 6)])
+def test_the_singular_vectors_between_which_r_stands_are_those_of_the_weight(layer: nn.Linear) -> None:
+    """At full rank R = -1 takes the whole weight away, at rank 2 its best part of that rank."""
+    x, values = torch.eye(layer.in_features), torch.linalg.svdvals(layer.weight.detach())
+    for rank in (4, 2):
+        adapted = Adapted(layer, rank, 1.0, train="R")
+        assert [name for name, p in adapted.named_parameters() if p.requires_grad and "lora" in name] == ["lora_R"]
+        torch.testing.assert_close(adapted(x), layer(x))
+        assert adapted.lora_R is not None
+        adapted.lora_R.data = -torch.eye(rank)
+        rest = torch.linalg.svdvals((adapted(x) - layer.bias).detach())
+        torch.testing.assert_close(rest[: 4 - rank], values[rank:], atol=1e-5, rtol=1e-5)
+        assert float(rest[4 - rank :].max()) < 1e-5
+
+
+def test_the_mean_of_products_is_exact_where_b_or_r_alone_is_trained_and_else_is_not() -> None:
     """Over four clients with unequal weights, from far-apart factors."""
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     off = {}
-    for train in ("both", "B"):
+    for train in ("both", "B", "R"):
         of = problem(train=train)
         generator = torch.Generator().manual_seed(0)
         clients = torch.randn(4, of.dim, dtype=torch.float64, generator=generator)
@@ -84,19 +103,21 @@ def test_the_mean_of_products_is_exact_where_b_alone_is_trained_and_else_is_not(
         products = sum(w * (b @ a) for w, (a, b) in zip(weights, pairs, strict=True))
         a, b = factors(of, weights @ clients, "query")
         off[train] = float((b @ a - products).norm() / products.norm())
-    assert off["B"] < 1e-12
+    assert max(off["B"], off["R"]) < 1e-12
     assert off["both"] > 0.1
 
 
-def test_the_final_model_is_the_plain_one_with_the_products_in_its_weights() -> None:
-    of = problem(also="head", alpha=6.0)
+@pytest.mark.parametrize("train", ["both", "R"])
+def test_the_final_model_is_the_plain_one_with_the_products_in_its_weights(train: str) -> None:
+    of = problem(also="head", alpha=6.0, train=train)
     x = run(Job(of, METHODS["fedavg"](), SCHEDULE, engine=Stacked()), 5).server.x
     plain = Net().double()
     plain.load_state_dict(of.export(x))
     inputs = torch.randn(7, IN, dtype=torch.float64)
     torch.testing.assert_close(plain(inputs), of.logits(x, inputs), rtol=1e-12, atol=1e-12)
-    (a, b), layer = factors(of, x, "value"), of.model.get_submodule("value")
-    turned = merged(of.model, of.layout.state(x) | {"value.lora_A": b.mT, "value.lora_B": a.mT})  # the planted error
+    state, layer = of.layout.state(x), of.model.get_submodule("value")
+    a, b = state["value.lora_A"], state["value.lora_B"]
+    turned = merged(of.model, state | {"value.lora_A": b.mT, "value.lora_B": a.mT})  # the planted error
     assert float((turned["value.weight"] - plain.value.weight).detach().norm()) > 1e-3
     assert isinstance(layer, Adapted)
     assert layer.scale == 3.0

@@ -511,8 +511,8 @@ MISTAKES = {
     "run --gpu 0": "unknown option --gpu (did you mean '--device'?); `fedconcord run --help` shows what there is",
     "run --fraction 0.1": "unknown option --fraction (did you mean '--cohort'?); `fedconcord run --help` shows what "
     "there is",
-    "run --validation 0.2": "unknown option --validation (did you mean '--set validation=...'?); `fedconcord run --help` "
-    "shows what there is",
+    "run --validation 0.2": "unknown option --validation (did you mean '--set validation=...'?); `fedconcord run "
+    "--help` shows what there is",
     "run client=10": "unexpected argument 'client=10' (did you mean '--clients 10'?); `fedconcord run --help` shows "
     "what there is",
     "run local.clip=5": "unexpected argument 'local.clip=5' (did you mean '--set local.clip=5'?); `fedconcord run "

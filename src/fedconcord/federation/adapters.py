@@ -8,6 +8,11 @@ Methods see the factors as their x. The mean of clients' factors is no mean of t
 is what others call FedIT. With B alone (FFA-LoRA, Sun et al., ICLR 2024) A is one draw that all share, and the mean of
 the products is exact; other ways to have it so are rules of `wrappers.factors`, which a job names as its `aggregate`. A
 run's final model has the products added to its weights: it is the plain model again.
+
+With R alone the weight is W + s B R A with R [rank, rank], which starts at 0; A and B are the leading singular vectors
+of W, those in B times the singular values (LoRA-XS, Balazy et al. 2024, arXiv 2405.17604). rank^2 numbers are sent, and
+the mean of the products is exact. Fed-SB (Singhal et al. 2025, arXiv 2502.15436) averages such an R between factors made
+of the first gradients, for which data are needed before round 0: not here. Of both papers the abstract was read.
 """
 
 from __future__ import annotations
@@ -27,27 +32,40 @@ from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 from fedconcord.support.parameters import Count, Positive, about
 
-A, B, BASE = "lora_A", "lora_B", "base"
+A, B, R, BASE = "lora_A", "lora_B", "lora_R", "base"
+Trained = Literal["both", "B", "R"]
 
 
 class Adapted(nn.Module):
-    """A linear layer with its frozen weights and two factors.
+    """A linear layer with its frozen weights and two factors, or three.
 
     Args:
         fan_in_fan_out: the weight is [in, out], as in GPT-2's Conv1D, and not [out, in].
     """
 
-    def __init__(self, base: nn.Module, rank: int, scale: float, fan_in_fan_out: bool = False) -> None:
+    def __init__(
+        self, base: nn.Module, rank: int, scale: float, fan_in_fan_out: bool = False, train: Trained = "both"
+    ) -> None:
         super().__init__()
         self.base, self.scale, self.fan_in_fan_out = base, scale, fan_in_fan_out
-        weight = _weight(base)
-        outputs, inputs = weight.shape[::-1] if fan_in_fan_out else weight.shape
-        self.lora_A = nn.Parameter(weight.new_empty(rank, inputs))
-        self.lora_B = nn.Parameter(weight.new_zeros(outputs, rank))
-        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+        weight = _weight(base).detach()
+        weight = weight.mT if fan_in_fan_out else weight
+        outputs, inputs = weight.shape
+        self.lora_A = nn.Parameter(weight.new_empty(rank, inputs), train == "both")
+        self.lora_B = nn.Parameter(weight.new_zeros(outputs, rank), train != "R")
+        self.lora_R = nn.Parameter(weight.new_zeros(rank, rank)) if train == "R" else None
+        if self.lora_R is None:
+            nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+            return
+        u, s, v = (part.to(weight.dtype) for part in torch.linalg.svd(weight.double(), full_matrices=False))
+        signs = v.gather(1, v.abs().argmax(1, keepdim=True)).sign()  # [least of both, 1], which no rounding turns
+        self.lora_A.data.copy_((signs * v)[:rank])
+        self.lora_B.data.copy_((u * s * signs.mT)[:, :rank])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + self.scale * (x @ self.lora_A.mT @ self.lora_B.mT)
+        inner = x @ self.lora_A.mT
+        inner = inner if self.lora_R is None else inner @ self.lora_R.mT
+        out: Tensor = self.base(x) + self.scale * (inner @ self.lora_B.mT)
         return out
 
 
@@ -63,12 +81,16 @@ def lora(
     alpha: Annotated[Positive, about("the products are alpha / rank times B A")] = 16.0,
     also: Annotated[str, about("regular expression of layers that are trained whole; if empty, none")] = "",
     train: Annotated[
-        Literal["both", "B"], about("which factors are trained: both; B alone, as FFA-LoRA, whose mean is exact")
+        Trained,
+        about(
+            "which factors are trained: both; B alone, as FFA-LoRA; or R alone, rank x rank between B and A of the "
+            "frozen weight's singular vectors, as LoRA-XS. The means of B alone and of R alone are exact"
+        ),
     ] = "both",
 ) -> Adapters:
     """LoRA: frozen weights and low-rank factors.
 
-    Hu et al., ICLR 2022; with train=B it is FFA-LoRA (Sun et al., ICLR 2024).
+    Hu et al., ICLR 2022; with train=B it is FFA-LoRA (Sun et al., ICLR 2024), with R LoRA-XS (Balazy et al. 2024).
 
     Raises:
         UserError: no layer matches, an expression is none, or a layer has no such rank.
@@ -93,9 +115,8 @@ def lora(
             most = min(_weight(layer).shape)
             if rank > most:
                 raise UserError(f"adapters lora: rank {rank} is above the {most} that layer {name!r} can have")
-            pair = Adapted(layer, rank, alpha / rank, _is_conv1d(layer))
-            pair.lora_A.requires_grad_(train == "both")
             parent, _, last = name.rpartition(".")
+            pair = Adapted(layer, rank, alpha / rank, _is_conv1d(layer), train)
             setattr(model.get_submodule(parent), last, pair)
         return model
 
@@ -155,7 +176,9 @@ def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = dict(state)
     for name, layer in _adapted(model):
         prefix = f"{name}."
-        product = plain.pop(f"{prefix}{B}") @ plain.pop(f"{prefix}{A}")
+        product = plain.pop(f"{prefix}{A}")
+        product = product if layer.lora_R is None else plain.pop(f"{prefix}{R}") @ product
+        product = plain.pop(f"{prefix}{B}") @ product
         product = product.mT if layer.fan_in_fan_out else product
         weight = plain.pop(f"{prefix}{BASE}.weight")
         plain[f"{prefix}weight"] = (weight.double() + layer.scale * product.double()).to(product.dtype)
@@ -170,6 +193,6 @@ def unmerged(model: nn.Module, layout: Layout, plain: Mapping[str, Tensor]) -> T
     for name, _ in _adapted(model):
         weight = layout.constants[f"{name}.{BASE}.weight"]
         additions.append((state.pop(f"{name}.weight").to(weight) - weight).reshape(-1))
-        factors = (f"{name}.{factor}" for factor in (A, B))
+        factors = (f"{name}.{factor}" for factor in (A, B, R))
         state |= {factor: weight.new_zeros(layout.shapes.get(factor, ())) for factor in factors}
     return torch.cat([layout.vector(state), *additions])

@@ -129,7 +129,7 @@ def with_factors(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, rule: 
     if not pairs:
         raise UserError(
             f"aggregate {name} is for low-rank factors of which A and B are trained, and this model has none; give "
-            "adapters, as in lora(where='query|value'), without train=B, whose mean is exact as it is"
+            "adapters, as in lora(where='query|value'), without train=B or R, whose means are exact as they are"
         )
     wrapped = rule.wrap(algorithm, pairs, dim, name)
     return replace(wrapped, facts=wrapped.facts._replace(factors=name))
