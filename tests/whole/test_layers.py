@@ -41,7 +41,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     "method": Wing(11235, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
-        11150,  # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), R between factors
+        # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), R between two factors
+        11125,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),

@@ -11,8 +11,8 @@ run's final model has the products added to its weights: it is the plain model a
 
 With R alone the weight is W + s B R A with R [rank, rank], which starts at 0; A and B are the leading singular vectors
 of W, those in B times the singular values (LoRA-XS, Balazy et al. 2024, arXiv 2405.17604). rank^2 numbers are sent, and
-the mean of the products is exact. Fed-SB (Singhal et al. 2025, arXiv 2502.15436) averages such an R between factors made
-of the first gradients, for which data are needed before round 0: not here. Of both papers the abstract was read.
+the mean of the products is exact. Fed-SB (Singhal et al. 2025, arXiv 2502.15436) averages such an R between factors
+made of the first gradients, for which data are needed before round 0: not here. The papers' abstracts were read.
 """
 
 from __future__ import annotations

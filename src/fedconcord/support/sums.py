@@ -31,14 +31,12 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
     sums_of = _known(folder)
     before, new = dict(sums_of), {}
     for name, content in contents.items():
-        path = folder / name
-        old = path.read_bytes() if path.exists() else None
+        old = (folder / name).read_bytes() if (folder / name).exists() else None
         there = [] if old is None or old == content else [_sum(old)]
         if name in sums_of:  # what is damaged now stays so
             there = [one for one in there if one in sums_of[name]]
         sums_of[name] = sorted({*there, _sum(content)})
-        if old != content:
-            new[name] = content
+        new |= {} if old == content else {name: content}
     if sums_of != before:
         files.write_json(folder / NAME, {**sums_of, NAME: [_total(sums_of)]})
     for name, content in new.items():
