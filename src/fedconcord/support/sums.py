@@ -29,7 +29,7 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
         DamagedError: the folder's checksums are damaged.
     """
     sums_of = _known(folder)
-    before, new = dict(sums_of), {}
+    before, new = dict(sums_of), dict[str, bytes]()
     for name, content in contents.items():
         old = (folder / name).read_bytes() if (folder / name).exists() else None
         there = [] if old is None or old == content else [_sum(old)]
