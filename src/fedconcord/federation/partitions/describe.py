@@ -10,7 +10,7 @@ import numpy as np
 from fedconcord.federation.partitions.simple import counts
 
 if TYPE_CHECKING:
-    from fedconcord.federation.data.dataset import Dataset
+    from fedconcord.federation.data.dataset import IGNORED, Dataset
 
 PLURAL = {"class": "classes", "target": "spans of the target", "label": "labels"}
 BINS = 10  # of numbers to predict: between the deciles of all training samples
@@ -44,6 +44,9 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
     elif dataset.target == "number":
         bins, names = _spans(dataset)
         table, what = counts(bins, list(parts), len(names)), "target"
+    elif dataset.target == "tokens":
+        each = (dataset.train_y != IGNORED).sum(1)
+        table, names, what = np.array([[each[part].sum()] for part in parts], np.int64), ["tokens"], "target"
     else:
         table = counts(dataset.train_y, list(parts), dataset.classes)
         names, what = _names(dataset, dataset.classes), "class"

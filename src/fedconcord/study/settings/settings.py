@@ -233,9 +233,11 @@ class InputSettings(BaseModel):
     """columns of your data that hold the labels, or the key of the array with the labels"""
     client: str | None = key(None, stage="data", name="client_column")
     """column of your data that says to which client a row belongs"""
-    target: Literal["class", "number", "labels"] | None = key(None, stage="data", name="target_kind", metavar="KIND")
-    """kind of the labels: classes, numbers, or labels of which several may hold together; if none, it is guessed and
-    reported"""
+    target: Literal["class", "number", "labels", "tokens"] | None = key(
+        None, stage="data", name="target_kind", metavar="KIND"
+    )
+    """kind of the labels: classes, numbers, labels of which several may hold together, or a class for each token (the
+    next one, if your arrays have no labels); if none, it is guessed and reported"""
     test: str | None = key(None, stage="data", name="test_data", metavar="PATH")
     """file or folder of your test samples; if none, a fraction of each client's samples is set apart"""
     test_share: Part = 0.2
