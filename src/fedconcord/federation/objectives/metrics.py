@@ -1,8 +1,8 @@
 """What is measured on the test set: by name, or a function of your own by import path.
 
 A metric takes a model's outputs [m, C] and the targets of as many samples: [m] int64 classes, or [m, C] numbers or
-labels; of tokens not outputs, which a vocabulary makes large, but what `means.of_tokens` keeps of them. To add one: write
-the function and list it in `METRICS`; its docstring is what `fedconcord list metrics` prints.
+labels; of tokens not outputs, which a vocabulary makes large, but what `means.of_tokens` keeps of them. To add one:
+write the function and list it in `METRICS`; its docstring is what `fedconcord list metrics` prints.
 
 Some are of a classifier's probabilities: how it ranks samples, and whether its confidence can be believed. Classes have
 the softmax of the outputs, labels that may hold together the sigmoid of each. With two classes there is one question,
