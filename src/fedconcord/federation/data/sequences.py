@@ -23,8 +23,8 @@ def next_tokens(tokens: np.ndarray, pad: int = 0) -> np.ndarray:
 def with_next(arrays: Mapping[str, Any], label: str, wanted: Target | None) -> Mapping[str, Any]:
     """The arrays, and where tokens are to be learnt and have no targets, those of `next_tokens`; 0 is padding."""
     pairs = {"x": label, "test_x": "test_y"} if wanted == "tokens" else {}
-    given = {y: np.asarray(arrays[x]) for x, y in pairs.items() if x in arrays and y not in arrays}
-    return {**arrays, **{y: next_tokens(x) for y, x in given.items() if _are_rows(x)}}
+    rows = {y: np.asarray(arrays[x]) for x, y in pairs.items() if x in arrays and y not in arrays}
+    return {**arrays, **{y: next_tokens(x) for y, x in rows.items() if _are_rows(x)}}
 
 
 def _are_rows(tokens: np.ndarray) -> bool:

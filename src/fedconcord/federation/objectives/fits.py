@@ -35,7 +35,7 @@ def check_samples(of: Samples, target: Target, classes: int, pad: int | None = N
     elif target == "tokens":
         outside = ((of.y < 0) | (of.y >= classes)) & (of.y != IGNORED)
         rule = f"outside 0 to {classes - 1}; map labels to 0, 1, ..., and to {IGNORED} where there is none"
-        if pad is not None and not outside.any():
+        if pad is not None and not outside.any() and of.y.shape == of.x.shape:
             outside = (of.y != IGNORED) & (of.x[:] == pad)
             rule = f"where its sample is filled up (token {pad}); write {IGNORED} there"
     elif target == "labels":

@@ -3,7 +3,7 @@
 A client's loss over tokens is the mean over its T_i tokens that have a class (`losses.Loss.counts`). It is a mean over
 its n_i samples as well, of the sum of a sample's losses times n_i / T_i: so the gradient of a batch of samples has no
 bias, and every method minimises it, by full gradients or with control variates of samples. Clients weigh by size with
-T_i, which makes the mean of all clients that of all tokens. (The mean over a batch's tokens, which is usual, is neither.)
+T_i, which makes the mean of all clients that of all tokens. (The mean over a batch's tokens is neither.)
 """
 
 from __future__ import annotations

@@ -236,8 +236,7 @@ class InputSettings(BaseModel):
     target: Literal["class", "number", "labels", "tokens"] | None = key(
         None, stage="data", name="target_kind", metavar="KIND"
     )
-    """kind of the labels: classes, numbers, labels of which several may hold together, or a class for each token (the
-    next one, if your arrays have no labels); if none, it is guessed and reported"""
+    """kind of the labels: classes, numbers, labels that may hold together, tokens; if none, it is guessed and said"""
     test: str | None = key(None, stage="data", name="test_data", metavar="PATH")
     """file or folder of your test samples; if none, a fraction of each client's samples is set apart"""
     test_share: Part = 0.2
@@ -249,8 +248,7 @@ class InputSettings(BaseModel):
     missing: Annotated[
         list[str], BeforeValidator(lambda given: [*map(_as_text, given)] if isinstance(given, list) else given)
     ] = []
-    """texts that stand for a missing value, beside the empty text, ?, NA, NaN and null; numbers are compared by
-    value"""
+    """texts that stand for a missing value, beside the empty text, ?, NA, NaN and null; numbers compare by value"""
     statistics: str | None = None
     """JSON or TOML file with the means, scales and categories of the columns; if none, they are computed from sums over
     the clients"""
