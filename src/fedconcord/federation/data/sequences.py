@@ -20,9 +20,9 @@ def next_tokens(tokens: np.ndarray, pad: int = 0) -> np.ndarray:
     return targets
 
 
-def with_next(arrays: Mapping[str, Any], label: str, wanted: Target | None) -> Mapping[str, Any]:
+def with_next(arrays: Mapping[str, Any], label: str, kind: Target | None) -> Mapping[str, Any]:
     """The arrays, and where tokens are to be learnt and have no targets, those of `next_tokens`; 0 is padding."""
-    pairs = {"x": label, "test_x": "test_y"} if wanted == "tokens" else {}
+    pairs = {"x": label, "test_x": "test_y"} if kind == "tokens" else {}
     rows = {y: np.asarray(arrays[x]) for x, y in pairs.items() if x in arrays and y not in arrays}
     return {**arrays, **{y: next_tokens(x) for y, x in rows.items() if _are_rows(x)}}
 
@@ -32,7 +32,7 @@ def _are_rows(tokens: np.ndarray) -> bool:
 
 
 def token_targets(
-    arrays: Mapping[str, Any], x: str, y: str, classes: int | None, wanted: Target | None, where: str
+    arrays: Mapping[str, Any], x: str, y: str, classes: int | None, kind: Target | None, where: str
 ) -> Targets | None:
     """The targets of tokens among some arrays; None where others are learnt, or none is said and they are not rows of
     whole numbers as long as the samples.
@@ -47,7 +47,7 @@ def token_targets(
     """
     samples, targets = np.asarray(arrays[x]), np.asarray(arrays[y])
     fits = _are_rows(samples) and targets.shape == samples.shape and np.issubdtype(targets.dtype, np.integer)
-    if wanted not in ("tokens", None) or (wanted is None and not fits):
+    if kind not in ("tokens", None) or (kind is None and not fits):
         return None
     if not fits:
         raise UserError(
@@ -61,6 +61,6 @@ def token_targets(
     every = [targets, *([np.asarray(arrays["test_y"])] if "test_y" in arrays else [])]
     names = [str(k) for k in range(classes or max(2, *(int(one.max(initial=0)) + 1 for one in every)))]
     note = (
-        None if wanted else f"{y}: rows as long as the samples, taken as a class a token; --target-kind says otherwise"
+        None if kind else f"{y}: rows as long as the samples, taken as a class a token; --target-kind says otherwise"
     )
     return Targets("tokens", targets.astype(np.int64), names, note)

@@ -46,8 +46,8 @@ def check_samples(of: Samples, target: Target, classes: int, pad: int | None = N
         label = of.y[first][outside[first]].flatten()[0].item()
         raise UserError(f"client {owner[first]} has the label {label:g}, {rule}")
     if target == "tokens":
-        without = sorted({*owner} - {*owner[valid(of.y).cpu().numpy() > 0]})
-        if without:
+        without = np.setdiff1d(owner, owner[valid(of.y).cpu().numpy() > 0])
+        if len(without):
             raise UserError(
                 f"client {without[0]} has no token with a class among those of its {of.split} samples (all are "
                 f"{IGNORED}); leave it out"
