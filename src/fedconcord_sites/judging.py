@@ -169,7 +169,7 @@ def check_summed(metrics: Sequence[Metric]) -> None:
         if summed(one) is None:
             raise UserError(
                 f"metric {one.name} is no function of sums over samples, which is all that sites send; use "
-                f"{', '.join(name for name in SUMS if set(METRICS[name].targets) & set(one.targets)) or 'other data'}"
+                f"{', '.join(name for name in SUMS if set(METRICS[name].targets) & set(one.targets))}"
             )
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedconcord.execution.engines import Serial, Stacked
 from fedconcord.execution.job import Job
-from fedconcord.federation.data.dataset import IGNORED, Dataset
+from fedconcord.federation.data.dataset import IGNORED, Dataset, Streams
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.data.own import checked, from_arrays
 from fedconcord.federation.data.sequences import next_tokens
@@ -21,6 +21,7 @@ from fedconcord.federation.models import MODELS
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import evaluate_own, pooled
 from fedconcord.federation.objectives.losses import LOSSES
+from fedconcord.federation.objectives.streamed import Streamed
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.transformers import BUCKET
 from fedconcord.method.contract import Conditions, Problem
@@ -29,6 +30,8 @@ from fedconcord.study.settings.problem import problem_of
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
+from fedconcord_sites.form import shell
+from fedconcord_sites.site import form_of
 from table import make
 
 LENGTH, WORDS, CLASSES = 24, 20, 3
@@ -103,10 +106,10 @@ def test_a_clients_loss_is_the_mean_over_its_tokens_and_clients_weigh_by_them() 
 def test_one_round_of_full_gradients_is_a_step_on_all_tokens() -> None:
     of = problem()
     schedule = Schedule(seed=5, cohort=3, lr=0.5, batch_size=None)
-    states = [run(Job(one, make("fedsgd", weights="size"), schedule, engine=Serial()), 1) for one in (of, of)]
+    state = run(Job(of, make("fedsgd", weights="size"), schedule, engine=Serial()), 1)
     x = of.init(5)
     step = x - 0.5 * pooled(of).objective.gradient(x, torch.arange(16))
-    torch.testing.assert_close(states[0].server.x, step, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(state.server.x, step, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -127,6 +130,21 @@ def test_padding_changes_neither_loss_nor_gradient() -> None:
     assert of.samples(samples)[1].shape == (5, LENGTH)
     assert abs(float(loss - of.objective.loss(x, samples))) < 1e-12
     torch.testing.assert_close(gradient, of.objective.gradient(x, samples), rtol=1e-12, atol=1e-14)
+
+
+class Counts(Tagger):
+    """It answers padding with how much there is."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens == self.pad
+        return super().forward(tokens) + (padding * padding.sum(1, keepdim=True))[..., None]
+
+
+def test_what_padding_answers_is_nobodys() -> None:
+    data = tagged(longest=10)
+    of, plain = (Supervised(build, data, PARTS, dtype=torch.float64) for build in (Counts, Tagger))
+    x, samples = of.init(0), torch.arange(4, 9)
+    assert torch.equal(of.objective.gradient(x, samples), plain.objective.gradient(x, samples))
 
 
 def test_clients_side_by_side_have_the_gradients_that_each_has_alone() -> None:
@@ -300,6 +318,10 @@ def test_what_does_not_fit_tokens_is_one_sentence(tmp_path: Path) -> None:
         UserError, match=r"partition shards\(2\) goes by class, and the target is tokens; use natural, iid"
     ):
         resolved(tmp_path, partition="shards(2)")
+    with pytest.raises(UserError, match=r"sites send sums over samples, and these data have a class for each token"):
+        shell(from_nested({}, "test"), form_of(tagged()), 3)
+    with pytest.raises(UserError, match=r"clients count with their tokens, and the samples of these are drawn as they"):
+        Streamed(problem(), Streams(np.array([0, 4, 9, 16]), lambda i: (tagged().train_x, tagged().train_y)))
 
 
 # -- data of one's own ---------------------------------------------------------------------------------------------
@@ -321,7 +343,8 @@ def test_arrays_of_one_shape_are_tokens_and_next_tokens_need_no_targets() -> Non
     following = from_arrays("texts", {"x": data.train_x}, Input(target="tokens"), "texts.npz")
     assert following.classes == WORDS
     assert np.array_equal(following.train_y, next_tokens(following.train_x))
-    assert next_tokens(np.array([[5, 6, 7, 0], [8, 0, 0, 0]])).tolist() == [[6, 7, -100, -100], [-100] * 4]
+    rows = np.array([[5, 6, 7, 0], [8, 0, 0, 0], [0, 0, 5, 6]])  # padding may also lie before
+    assert next_tokens(rows).tolist() == [[6, 7, -100, -100], [-100] * 4, [-100, -100, 6, -100]]
     assert checked(data, Input(), "mine:data") is data
     # others of two axes are what they were
     for x, y in ((data.train_x, data.train_y[:, :2]), (data.train_x.astype(np.float32), data.train_y)):
