@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedconcord.federation.data.dataset import IGNORED, Dataset
 from fedconcord.federation.partitions.simple import counts
+
+if TYPE_CHECKING:
+    from fedconcord.federation.data.dataset import Dataset
 
 PLURAL = {"class": "classes", "target": "spans of the target", "label": "labels"}
 BINS = 10  # of numbers to predict: between the deciles of all training samples
@@ -44,7 +46,7 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
         table, what = counts(bins, list(parts), len(names)), "target"
     elif dataset.target == "tokens":
         every = (dataset.train_y[part] for part in parts)
-        table = np.stack([np.bincount(y[y != IGNORED], minlength=dataset.classes) for y in every])
+        table = np.stack([np.bincount(y[y >= 0], minlength=dataset.classes) for y in every])
         names, what = _names(dataset, dataset.classes), "label"
     else:
         table = counts(dataset.train_y, list(parts), dataset.classes)
