@@ -496,12 +496,22 @@ MUTATIONS: dict[str, Mutation] = {
     "validation: the loss of a model that diverged is 0": Mutation(
         (
             Edit(
-                "federation/objectives/evaluation.py",
+                "federation/objectives/means.py",
                 "np.average(values[judged]",
                 "np.average(np.nan_to_num(values[judged])",
             ),
         ),
         ("tests/federation/test_clients.py", "-k", "diverged"),
+    ),
+    "tokens: every client's samples count alike": Mutation(
+        (
+            Edit(
+                "federation/objectives/means.py",
+                "factor = np.repeat(samples / np.maximum(sizes, 1)",
+                "factor = np.repeat(samples / sizes.mean()",
+            ),
+        ),
+        ("tests/federation/test_tokens.py", "-k", "mean_over_its_tokens"),
     ),
     "diagnosis: drift from the start and not from the mean": Mutation(
         (Edit("../fedconcord_diagnosis/vectors.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),

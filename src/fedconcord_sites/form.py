@@ -16,7 +16,7 @@ import numpy as np
 from fedconcord.execution.engines import Serial
 from fedconcord.execution.job import Job, has_own_models, population_of
 from fedconcord.execution.messages.terms import FEWEST, Scale, Terms
-from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.data.dataset import Dataset, Target
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
@@ -63,7 +63,7 @@ class Form(NamedTuple):
 
     shape: list[int]  # of a sample
     inputs: Literal["numbers", "bytes", "symbols"]
-    target: Literal["class", "number", "labels"]
+    target: Target
     outputs: int
     names: list[str] | None  # of the outputs
     unit: list[list[float]] | None  # mean and scale of targets that are numbers
@@ -109,6 +109,8 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     Raises:
         UserError: the settings are wrong, or the job cannot be deployed.
     """
+    if form.target == "tokens":
+        raise UserError("sites send sums over samples, and these data have a class for each token; run a simulation")
     text, objects = named("data", _zeros(form, clients))
     values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
     values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}

@@ -18,7 +18,7 @@ def test_the_page_says_what_happens(tmp_path: Path) -> None:
     prepare(tmp_path)
     done = [(step.said, does(step, tmp_path)) for step in steps(PAGE)]
     assert [said for said, _ in done if said is not None] == [found for said, found in done if said is not None]
-    assert len(done) == 7  # two modules and five commands
+    assert len(done) == 9  # three modules and six commands
     lines = (tmp_path / "predictions.csv").read_text().splitlines()
     assert lines[0] == "row,site,progression,unseen"
     assert len(lines) == 443

@@ -129,7 +129,7 @@ def test_every_block_of_settings_resolves(tmp_path: Path, monkeypatch: pytest.Mo
     models = "".join(f"def {name}(*given):\n    ...\n" for name in ("Net", "simple_cnn", "cnn"))
     data = "".join(
         f"def {name}(*given):\n    return {{'x': np.eye(60), 'y': np.arange(60) % 3, 'client': np.arange(60) % 20}}\n"
-        for name in ("emnist", "reviews")
+        for name in ("emnist", "instructions")
     )
     (tmp_path / "package" / "module.py").write_text(f"import numpy as np\n{data}{models}")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -41,8 +41,9 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     "method": Wing(11235, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
-        # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), R between two factors
-        11125,
+        # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
+        # (265), R between two factors (30)
+        11395,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -186,8 +187,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # the plan of a federation's costs: 360 lines of arithmetic, 200 of its command; 80 of signatures in secure
     # sums; 150 of servers above servers; 150 of checks of any method without rounds, yours too
     # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25; clients that come and go, and a
-    # server that gives up on one, without rounds: 50; noise on whole numbers: 150
-    assert sum(sizes().values()) <= 45_450
+    # server that gives up on one, without rounds: 50; noise on whole numbers: 150; targets of tokens: 265
+    assert sum(sizes().values()) <= 45_715
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -19,11 +19,17 @@ from torch import Tensor, nn
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import about
 
+HEADS = {
+    "sample": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "next": "AutoModelForCausalLM",
+}
 BUCKET = 16  # tokens; a step's batches are as long as their longest sample, rounded up to a multiple of it
 
 
 class Classifier(nn.Module):
-    """A transformer that answers with a sample's classes: tokens [B, L] int64 -> logits [B, classes].
+    """A transformer that answers with the classes of a sample or of each token: tokens [B, L] int64 -> logits
+    [B, classes] or [B, L, classes].
 
     Args:
         fresh: names of parameters that start at random, which adapters train whole.
@@ -55,15 +61,20 @@ def hf(
         Literal["off", "config"],
         about("off; or as config.json says, but for the weights of attention, which the library drops by itself"),
     ] = "off",
+    head: Annotated[
+        Literal["sample", "token", "next"],
+        about("what has a class: a sample; each token; or what the next token is, by the folder's own head, causally"),
+    ] = "sample",
 ) -> nn.Module:
-    """A transformer of HuggingFace's library with a head for the classes, from a folder.
+    """A transformer of HuggingFace's library with a head for the classes of samples or tokens, from a folder.
 
     Its layers keep their names below `body`, for `parts` and adapters. A head that the folder has no weights for starts
-    at the seed's draws, and is trained whole where adapters freeze the rest, as in the library peft.
+    at the seed's draws, and is trained whole where adapters freeze the rest, as in the library peft. That of a language
+    model is the folder's and has every token of the vocabulary, those that the data lack among them.
 
     Raises:
-        UserError: transformers is not installed, the folder is none, its weights are in another form or do not fit, or
-            samples are no row of at most as many tokens as the model has positions for.
+        UserError: transformers is not installed, the folder is none, its weights are in another form or do not fit,
+            samples are no row of at most as many tokens as the model has positions for, or the vocabulary is too small.
     """
     if len(shape) != 1:
         raise UserError(f"model 'hf' needs samples that are a row of tokens, given samples of shape {shape}")
@@ -77,13 +88,15 @@ def hf(
     most = getattr(config, "max_position_embeddings", shape[0])
     if shape[0] > most:
         raise UserError(f"samples are rows of {shape[0]} tokens; the model in {path!r} has positions for {most}")
+    if head == "next" and classes > config.vocab_size:
+        raise UserError(f"the data have tokens up to {classes - 1}; the model in {path!r} knows {config.vocab_size}")
     with _library() as library:
         for name in vars(config):
             of_others = dropout == "off" or "att" in name or "layer" in name  # drawn by the library's own functions
             if "drop" in name and of_others and isinstance(getattr(config, name), float):
                 setattr(config, name, 0.0)
         # eager attention: what is fused has no rule for several clients at once
-        body, report = library.AutoModelForSequenceClassification.from_pretrained(
+        body, report = getattr(library, HEADS[head]).from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
@@ -93,12 +106,17 @@ def hf(
             ignore_mismatched_sizes=True,  # of the head, which starts anew for other classes
             output_loading_info=True,
         )
-    misfits = [name for name, *_ in report["mismatched_keys"] if len(body.get_parameter(name)) != classes]
+    for layer in body.modules() if dropout == "off" else ():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0  # of a head, which no config.json may say
+    outputs = None if head == "next" else classes
+    misfits = [name for name, *_ in report["mismatched_keys"] if len(body.get_parameter(name)) != outputs]
     if misfits:
         raise UserError(f"the weights {misfits[0]!r} in {path!r} do not fit its config.json; save the model again")
     pad = getattr(config, "pad_token_id", None)
     fresh = [f"body.{name}" for name in (*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"]))]
-    model = Classifier(body, 0 if pad is None else pad, "CausalLM" in str(config.architectures), fresh)
+    is_causal = head == "next" or "CausalLM" in str(config.architectures)
+    model = Classifier(body, 0 if pad is None else pad, is_causal, fresh)
     return model.train(dropout == "config")
 
 

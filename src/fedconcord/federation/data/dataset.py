@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Target = Literal["class", "number", "labels"]  # classification, regression, multi-label
+Target = Literal["class", "number", "labels", "tokens"]  # classification, regression, multi-label, a class a token
+IGNORED = -100  # in the place of a token's class: it has none to be learnt, as in torch
 
 
 class Scale(NamedTuple):
@@ -50,12 +51,13 @@ class Dataset(NamedTuple):
 
     name: str  # of the data set
     train_x: np.ndarray  # [n, *shape] float32; uint8 to be scaled (`scale`); int64 for symbols that a model embeds
-    train_y: np.ndarray  # [n] int64, 0 .. classes-1; [n, classes] float32 where `target` is not "class"
+    # [n] int64, 0 .. classes-1; [n, L] with `IGNORED` where `target` is "tokens"; else [n, classes] float32
+    train_y: np.ndarray
     test_x: np.ndarray  # [m, *shape] as train_x
     test_y: np.ndarray  # [m], as train_y
     classes: int  # outputs of a model: classes, numbers to predict, or labels that may hold together
     natural: list[np.ndarray] | None = None  # N sorted int64 arrays of training samples, where the data come in clients
-    target: Target = "class"  # what is learnt: classification, regression (`number`) or several labels a sample
+    target: Target = "class"  # what is learnt: classification, regression, several labels a sample, or tokens
     client_names: list[str] | None = None  # of the natural clients
     output_names: list[str] | None = None  # of the classes, numbers or labels
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing

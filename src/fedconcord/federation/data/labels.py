@@ -74,6 +74,10 @@ def targets(
         kind, why = _guess(columns, named)
         listed = ", ".join(c.name for c in columns)
         note = f"{listed}: {why}, taken as {MEANT[kind]}; --target-kind says otherwise"
+    if kind == "tokens":
+        raise UserError(
+            f"{where}: a class for each token comes in arrays x and y [n, L]; give an NPZ file or a function"
+        )
     if kind != "class":
         read = _numbers if kind == "number" else _yes
         return Targets(kind, np.stack([read(c, where)[c.code] for c in columns], 1), [c.name for c in columns], note)
@@ -82,7 +86,7 @@ def targets(
     return _classes(columns[0], note, where, named, known)
 
 
-MEANT = {"class": "classes", "number": "numbers", "labels": "labels that may hold together"}
+MEANT: dict[Target, str] = {"class": "classes", "number": "numbers", "labels": "labels that may hold together"}
 
 
 def _guess(columns: Sequence[Values], named: Sequence[str] | None) -> tuple[Target, str]:
@@ -193,7 +197,7 @@ def federation(
     counts = np.bincount(owner, minlength=clients)
     if not counts.all() and who is not None:
         raise UserError(f"client {who[int(counts.argmin())]!r} has no training sample; leave it out")
-    exact = np.int64 if target.kind == "class" else np.float32
+    exact = np.int64 if target.kind in ("class", "tokens") else np.float32
     return Dataset(
         name,
         inputs[0],

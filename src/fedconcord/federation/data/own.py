@@ -19,6 +19,7 @@ import pyarrow as pa
 from fedconcord.federation.data import labels
 from fedconcord.federation.data.dataset import Dataset, scaling
 from fedconcord.federation.data.inputs import Input, refuse_too_large, split
+from fedconcord.federation.data.sequences import token_targets, with_next
 from fedconcord.federation.data.sources import Source, column, open_table
 from fedconcord.federation.data.tables import read_table
 from fedconcord.support.errors import UserError, closest
@@ -69,7 +70,7 @@ def checked(value: Any, settings: Input, where: str) -> Dataset:
             f"data {where} returned {type(value).__name__}; return a fedconcord.Dataset or a dict of arrays"
         )
     for part, x, y in (("train", value.train_x, value.train_y), ("test", value.test_x, value.test_y)):
-        shape = (len(x),) if value.target == "class" else (len(x), value.classes)
+        shape = {"class": (len(x),), "tokens": np.shape(x)}.get(value.target, (len(x), value.classes))
         if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray) or not len(x) or y.shape != shape:
             given_shape = getattr(y, "shape", type(y).__name__)
             raise UserError(
@@ -84,7 +85,7 @@ def checked(value: Any, settings: Input, where: str) -> Dataset:
 # -- arrays --------------------------------------------------------------------------------------------------------
 
 SCALED = scaling(255.0, [0.0], [1.0])  # of bytes
-KEYS = "x [n, ...] and y [n] or [n, outputs]; also client [n], test_x and test_y"
+KEYS = "x [n, ...] and y [n] or [n, outputs], or [n, L] of tokens; also client [n], test_x and test_y"
 
 
 def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
@@ -125,8 +126,10 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
     """
     label, client = (settings.label or ("y",))[0], settings.client or "client"
     also = [*([client] if settings.client else []), *(["test_y"] if "test_x" in arrays else [])]
+    arrays = with_next(arrays, label, settings.target)
     x, y = pair_of(arrays, label, where, also)
-    target = labels.targets(columns_of(y, label, where), settings.target, where)
+    target = token_targets(arrays, "x", label, None, settings.target, where)
+    target = target or labels.targets(columns_of(y, label, where), settings.target, where)
     owner, who = np.zeros(len(x), np.int64), None
     if client in arrays:
         of = np.asarray(arrays[client])
@@ -143,8 +146,10 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
                 f"{where}: test_x has shape {test_x.shape} and test_y {test_y.shape}; x has {x.shape}, they need "
                 f"(m, {', '.join(map(str, x.shape[1:]))}) and (m, ...)"
             )
-        test_columns = columns_of(test_y, "test_y", where)
-        test_x, other = inputs_of(test_x, where), labels.targets(test_columns, target.kind, where, known=target.names)
+        other = token_targets(arrays, "test_x", "test_y", len(target.names), target.kind, where) or labels.targets(
+            columns_of(test_y, "test_y", where), target.kind, where, known=target.names
+        )
+        test_x = inputs_of(test_x, where)
     else:
         tested = split(owner, len(who or [""]), settings.test_share)
         test_x = x[tested]

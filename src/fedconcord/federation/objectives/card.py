@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedconcord.federation.data.dataset import Target
 from fedconcord.federation.objectives.supervised import Supervised
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count
@@ -39,7 +40,7 @@ class Card(BaseModel):
     shape: Annotated[list[Count], Field(min_length=1)]
     inputs: Literal["numbers", "symbols"]
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
-    target: Literal["class", "number", "labels"]
+    target: Target
     outputs: Count
     output_names: list[str] | None
     data: str

@@ -39,6 +39,14 @@ def alone(problem: P, place: int, samples: tuple[str, ...], clients: tuple[str, 
     return client
 
 
+def counts_of(classes: np.ndarray, offsets: np.ndarray, outputs: int) -> np.ndarray:
+    """Samples of each class [N, outputs] int64 that each client has, of the classes [n] of all."""
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    counts = np.zeros((len(offsets) - 1, outputs), np.int64)
+    np.add.at(counts, (owner, classes), 1)
+    return counts
+
+
 REFUSALS = ("vmap", "functorch", "doesn't have storage")  # in what torch says of a module that it cannot batch
 HESSIAN_LIMIT = 4096  # parameters
 

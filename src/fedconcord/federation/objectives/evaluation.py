@@ -251,13 +251,13 @@ def _last(values: Tensor) -> Tensor:
     return values.contiguous(memory_format=kernels.LAST) if values.ndim == 4 else values
 
 
-def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
-    """A model's outputs [B, outputs] on a few samples [B, *shape].
+def check_outputs(model: nn.Module, few: Tensor, outputs: int, length: int | None = None) -> Tensor:
+    """A model's outputs [B, outputs] on a few samples [B, *shape]; [B, length, outputs or more] of tokens.
 
     Raises:
         UserError: it cannot take them, answers with another shape, or with numbers that no training changes.
     """
-    needed = (len(few), outputs)
+    needed = (len(few), outputs) if length is None else (len(few), length, outputs)
     try:
         with torch.enable_grad():
             answer: Tensor = model(few)
@@ -267,10 +267,11 @@ def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
             f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {in_words(error)}"
         ) from error
     shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-    if shape != needed:
+    more = length is not None and isinstance(answer, Tensor) and answer.ndim == 3 and answer.shape[2] > outputs
+    if shape != needed and not (more and answer.shape[:2] == needed[:2]):  # a vocabulary has words that no sample has
         raise UserError(
-            f"the model answers {len(few)} samples with {shape}, and the data need {needed}: one row a sample, "
-            f"{outputs} numbers each"
+            f"the model answers {len(few)} samples with {shape}, and the data need {needed}: one row a "
+            f"{'sample' if length is None else 'token'}, {outputs} numbers each"
         )
     if not answer.requires_grad:
         raise UserError(
@@ -323,24 +324,8 @@ class Scores(NamedTuple):
     samples: np.ndarray  # [N] int64 it was judged on
     values: dict[str, np.ndarray]  # metric -> [N] float64, NaN for a client without such samples
     overall: Mapping[str, float] = MappingProxyType({})  # metrics that are no mean over samples, of all samples
-
-
-def by_client(values: Tensor, offsets: np.ndarray) -> np.ndarray:
-    """The mean over each client's samples [N] float64 of values [n]; NaN for none. Summed in order, on the host."""
-    counts = np.diff(offsets)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
-def validation(scores: Scores, score: str, judged: np.ndarray) -> dict[str, float]:
-    """`validation_loss` and `validation_<score>` over all samples of the clients that are judged [N] bool, and
-    `validation_client_<score>`, in which each of them weighs the same."""
-    means = {}
-    for name in ("loss", score):
-        values = scores.values[name]
-        means[f"validation_{name}"] = float(np.average(values[judged], weights=scores.samples[judged]))
-    return means | {f"validation_client_{score}": float(scores.values[score][judged].mean())}
+    # metric -> [N] how much each client counts in the mean of all: its samples, where it is not here
+    counts: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def probe(n: int, train_samples: int, device: torch.device) -> Tensor:

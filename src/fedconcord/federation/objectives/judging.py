@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.federation.objectives.evaluation import Scores, validation
+from fedconcord.federation.objectives import means
+from fedconcord.federation.objectives.evaluation import Scores
 from fedconcord.federation.objectives.metrics import SCORES, Metric
 from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.objectives.regularisers import Regularised
@@ -42,7 +43,7 @@ def pooled(problem: Problem) -> Problem:
     for name in ("objective", "roster"):
         whole.__dict__.pop(name, None)
     whole.offsets = np.array([0, len(whole.y)], np.int64)
-    whole.sizes = np.array([float(len(whole.y))])
+    whole.weigh()
     return whole
 
 
@@ -86,7 +87,10 @@ def own_figures(problem: Supervised, models: Models) -> Scores:
             table[i] = figures(problem, *parts[-1])
     whole = [torch.cat(part) for part in zip(*parts, strict=True)][1:]  # outputs and truth, if any
     overall = {m.name: _value(m, *whole) for m in problem.others} if whole else {}
-    return Scores(problem.judged.split, np.diff(offsets), dict(zip(names, table.T.copy(), strict=True)), overall)
+    counts = means.tallies(problem.judged, problem.loss_of, problem.target)
+    return Scores(
+        problem.judged.split, np.diff(offsets), dict(zip(names, table.T.copy(), strict=True)), overall, counts
+    )
 
 
 def figure_names(problem: Supervised) -> list[str]:
@@ -103,8 +107,10 @@ def answers(problem: Supervised, x: Tensor, mine: slice) -> tuple[Tensor, Tensor
 
 def figures(problem: Supervised, loss: Tensor, outputs: Tensor, truth: Tensor) -> list[float]:
     """Those of `answers`; NaN for no samples."""
-    each = loss, SCORES[problem.target].per_sample(outputs, truth)
-    return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, truth) for m in problem.others)]
+    score = SCORES[problem.target]
+    each = (loss, problem.loss_of.counts), (score.per_sample(outputs, truth), score.counts)
+    averages = [means.mean(values, truth, counts) for values, counts in each]
+    return [*averages, *(_value(m, outputs, truth) for m in problem.others)]
 
 
 def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
@@ -117,7 +123,7 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
     tests = tested(problem)
     test_x, test_y = problem.test_x[tests], problem.test_y[tests]
     owner = np.searchsorted(problem.offsets, problem.probe.cpu().numpy(), side="right") - 1
-    truth, rows, losses = problem.in_units(test_y), [], []
+    truth, counts, rows, losses = problem.in_units(test_y), problem.loss_of.counts, [], []
     for i in range(n):
         if (x := models(i)) is None:
             continue
@@ -125,16 +131,17 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
         samples = problem.x[trained]
         (test, outputs), (train, _) = problem.answers(x, (test_x, test_y), (samples, problem.y[trained]))
         outputs = problem.in_units(outputs)
-        rows.append([*(metric.value(outputs, truth) for metric in problem.metrics), float(test.double().mean())])
-        losses.append(train.double())
+        rows.append([*(metric.value(outputs, truth) for metric in problem.metrics), means.mean(test, test_y, counts)])
+        losses.append((train, problem.y[trained]))
     names = [*(f"test_{metric.name}" for metric in problem.metrics), "test_loss"]
-    means = dict(zip(names, np.mean(rows, 0).tolist(), strict=True))
-    means["train_loss"] = float(torch.cat(losses).mean())
+    averages = dict(zip(names, np.mean(rows, 0).tolist(), strict=True))
+    train, targets = (torch.cat(part) for part in zip(*losses, strict=True))
+    averages["train_loss"] = means.mean(train, targets, counts)
     if problem.judged.split == "validation":
         scores = own_figures(problem, models)
-        means |= validation(scores, SCORES[problem.target].name, ~np.isnan(scores.values["loss"]))
-        means |= {f"validation_{name}": value for name, value in scores.overall.items()}
-    return means
+        averages |= means.validation(scores, SCORES[problem.target].name, ~np.isnan(scores.values["loss"]))
+        averages |= {f"validation_{name}": value for name, value in scores.overall.items()}
+    return averages
 
 
 def tested(problem: Supervised) -> Tensor:

@@ -1,7 +1,8 @@
 """What a sample's loss is: by name, or a function of your own by import path.
 
 A loss takes a model's outputs [..., C] and the targets of as many samples: [...] int64 classes, or [..., C] numbers or
-labels. To add one: write a factory whose parameters are the user's options and list it in `LOSSES`.
+labels; of tokens outputs [..., L, C] and classes [..., L], some of them ignored. To add one: write a factory whose
+parameters are the user's options and list it in `LOSSES`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedconcord.federation.data.dataset import Target
+from fedconcord.federation.data.dataset import IGNORED, Target
 from fedconcord.federation.objectives import kernels
 from fedconcord.method.contract import LossForm
 from fedconcord.support.errors import UserError
@@ -23,7 +24,10 @@ from fedconcord.support.imports import Open, with_options
 from fedconcord.support.objects import name_of
 from fedconcord.support.parameters import Positive, about
 
-KINDS: tuple[Target, ...] = ("class", "number", "labels")
+KINDS: tuple[Target, ...] = ("class", "number", "labels")  # that a function of the user's may be for
+
+Counts = Callable[[Tensor], Tensor]
+"""targets [B, ...] -> [B] how much each sample counts in a mean."""
 
 
 class Loss(NamedTuple):
@@ -34,6 +38,7 @@ class Loss(NamedTuple):
     per_sample: Callable[[Tensor, Tensor], Tensor]  # (outputs [..., B, C], targets) -> [..., B]
     delta: kernels.Delta | None = None  # its gradient in the outputs, in closed form; may overwrite them
     form: LossForm | None = None  # what it is to compiled steps
+    counts: Counts | None = None  # where a client's loss is the sum of its samples' over the sum of these; None: 1 each
 
 
 def cross_entropy() -> Loss:
@@ -78,8 +83,34 @@ def logistic() -> Loss:
     )
 
 
-LOSSES: dict[str, Callable[..., Loss]] = by_name(cross_entropy, squared, huber, logistic)
-DEFAULT_LOSS: Mapping[Target, str] = {"class": "cross_entropy", "number": "squared", "labels": "logistic"}
+def valid(targets: Tensor) -> Tensor:
+    """How many tokens [...] of each sample [..., L] have a class."""
+    return (targets != IGNORED).sum(-1)
+
+
+def token_cross_entropy(
+    per: Annotated[
+        Literal["token", "sequence"],
+        about("what counts alike in a client's mean, and weighs it by size: every token, or every sample"),
+    ] = "token",
+) -> Loss:
+    """Softmax cross-entropy of each token, mean over a client's tokens that have a class; for tokens."""
+
+    def per_sample(outputs: Tensor, classes: Tensor) -> Tensor:
+        each = F.cross_entropy(outputs.flatten(0, -2), classes.flatten(), ignore_index=IGNORED, reduction="none")
+        total = each.view(classes.shape).sum(-1)
+        return total if per == "token" else total / valid(classes).clamp(min=1)
+
+    return Loss("token_cross_entropy", ("tokens",), per_sample, counts=valid if per == "token" else None)
+
+
+LOSSES: dict[str, Callable[..., Loss]] = by_name(cross_entropy, squared, huber, logistic, token_cross_entropy)
+DEFAULT_LOSS: Mapping[Target, str] = {
+    "class": "cross_entropy",
+    "number": "squared",
+    "labels": "logistic",
+    "tokens": "token_cross_entropy",
+}
 
 
 def _own_loss(function: Callable[..., Any], path: str) -> Callable[..., Loss]:

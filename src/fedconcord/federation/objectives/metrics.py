@@ -1,8 +1,8 @@
 """What is measured on the test set: by name, or a function of your own by import path.
 
 A metric takes a model's outputs [m, C] and the targets of as many samples: [m] int64 classes, or [m, C] numbers or
-labels. To add one: write the function and list it in `METRICS`; its docstring is what
-`fedconcord list metrics` prints.
+labels; of tokens not outputs, which a vocabulary makes large, but what `means.of_tokens` keeps of them. To add one:
+write the function and list it in `METRICS`; its docstring is what `fedconcord list metrics` prints.
 
 Some are of a classifier's probabilities: how it ranks samples, and whether its confidence can be believed. Classes have
 the softmax of the outputs, labels that may hold together the sigmoid of each. With two classes there is one question,
@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.federation.data.dataset import Target
-from fedconcord.federation.objectives.losses import KINDS
+from fedconcord.federation.objectives.losses import KINDS, Counts, valid
 from fedconcord.support import factories
 from fedconcord.support.errors import UserError, in_words, unknown
 from fedconcord.support.imports import Open, with_options
@@ -41,6 +41,12 @@ class Metric(NamedTuple):
 
 
 # -- of predictions ------------------------------------------------------------------------------------------------
+
+
+def rescaled(values: Tensor, mean: Sequence[float], scale: Sequence[float]) -> Tensor:
+    """Standardised numbers [..., C] in float64, in the label's own unit."""
+    by, to = (torch.tensor(part, dtype=torch.float64, device=values.device) for part in (scale, mean))
+    return values * by + to
 
 
 def _accuracy(outputs: Tensor, classes: Tensor) -> float:
@@ -103,6 +109,17 @@ def _micro_f1(outputs: Tensor, targets: Tensor) -> float:
 def f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
     """2 hits / (predicted + true); 0 where there is neither."""
     return 2 * hits / (predicted + true).clamp(min=1)
+
+
+def _token_accuracy(summary: Tensor, targets: Tensor) -> float:
+    """Fraction of the tokens with a class whose class has the largest output."""
+    return float(summary[..., 1].double().sum() / valid(targets).sum())
+
+
+def _perplexity(summary: Tensor, targets: Tensor) -> float:
+    """Exponential of the mean cross-entropy of the tokens with a class; as many as there are classes for one that
+    answers with all of them alike."""
+    return float((summary[..., 0].double().sum() / valid(targets).sum()).exp())
 
 
 # -- of probabilities ----------------------------------------------------------------------------------------------
@@ -271,6 +288,8 @@ METRICS: dict[str, Metric] = {
     "r2": Metric("r2", ("number",), _r2, True),
     "auroc": Metric("auroc", ("class", "labels"), auroc, True),
     "average_precision": Metric("average_precision", ("class", "labels"), average_precision, True),
+    "token_accuracy": Metric("token_accuracy", ("tokens",), _token_accuracy, True),
+    "perplexity": Metric("perplexity", ("tokens",), _perplexity, False),
     "brier": Metric("brier", ("class", "labels"), brier, False),
     "ece": Metric("ece", ("class",), ece, False),
     **{name: make() for name, make in AT.items()},
@@ -287,6 +306,7 @@ DEFAULT_METRICS: Mapping[Target, tuple[str, ...]] = {
     "class": ("accuracy",),
     "number": ("rmse", "mae", "r2"),
     "labels": ("label_accuracy", "micro_f1", "macro_f1"),
+    "tokens": ("token_accuracy", "perplexity"),
 }
 
 
@@ -295,12 +315,14 @@ class Score(NamedTuple):
 
     name: str
     per_sample: Callable[[Tensor, Tensor], Tensor]  # (outputs [n, C], targets) -> [n]
+    counts: Counts | None = None  # as in `losses.Loss`
 
 
 SCORES: Mapping[Target, Score] = {
     "class": Score("accuracy", lambda outputs, classes: outputs.argmax(-1) == classes),
     "number": Score("squared_error", lambda outputs, targets: (outputs - targets).square().mean(-1)),
     "labels": Score("label_accuracy", lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).double().mean(-1)),
+    "tokens": Score("token_accuracy", lambda summary, targets: summary[..., 1], valid),
 }
 
 

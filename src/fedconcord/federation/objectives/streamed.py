@@ -34,6 +34,11 @@ class Streamed:
                 f"layer {judged.replaced.normalises[0]!r} normalises by statistics of all clients' samples, and these "
                 "are drawn as clients take part; use norm=frozen, torch.nn.GroupNorm or fewer clients"
             )
+        if judged.factor is not None:
+            raise UserError(
+                "clients count with their tokens, and the samples of these are drawn as they take part; use loss "
+                "token_cross_entropy(per=sequence) or fewer clients"
+            )
         self.judged, self.streams, self.offsets = judged, streams, streams.offsets
         self.init = judged.init
         self.evaluator: Evaluator = judged  # on the judged clients

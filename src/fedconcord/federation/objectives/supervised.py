@@ -16,22 +16,12 @@ from torch.func import functional_call, grad, vmap
 from fedconcord.federation import layers
 from fedconcord.federation.adapters import bases, merged, pairs, unmerged
 from fedconcord.federation.data.dataset import Dataset, Scale
-from fedconcord.federation.objectives import kernels, own_code, precision
-from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
-from fedconcord.federation.objectives.evaluation import (
-    Forward,
-    Inputs,
-    Resident,
-    Samples,
-    Scores,
-    by_client,
-    probe,
-    resident,
-    validation,
-)
+from fedconcord.federation.objectives import kernels, means, own_code, precision
+from fedconcord.federation.objectives.common import alone, counts_of, hessian_of, vectorised
+from fedconcord.federation.objectives.evaluation import Forward, Inputs, Resident, Samples, Scores, probe, resident
 from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.objectives.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
-from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of
+from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of, rescaled
 from fedconcord.federation.objectives.termed import Batch, Termed, mapped
 from fedconcord.federation.transformers import shortened
 from fedconcord.method.contract import (
@@ -106,24 +96,24 @@ class Supervised:
         self.pairs = pairs(self.model, self.layout)
         self.pad: int | None = getattr(self.model, "pad", None)  # the token that fills samples up
         self.dim = self.layout.dim
-        self.sizes = np.array([len(part) for part in parts], np.float64)
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         order = np.concatenate(parts)
         scale = data.scale
         self.x, self.y = self.tensors(data.train_x, data.train_y, scale, order)
         self.test_x, self.test_y = self.tensors(data.test_x, data.test_y, scale)
         self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
-        check_samples(self.judged, self.target, data.classes)
+        check_samples(self.judged, self.target, data.classes, self.pad)
+        self.weigh()
         if held is not None:
             apart = np.concatenate(held)
             ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
             self.judged = Samples("validation", *self.tensors(data.train_x, data.train_y, scale, apart), ends)
-            check_samples(self.judged, self.target, data.classes)
+            check_samples(self.judged, self.target, data.classes, self.pad)
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
-        check_fit(self.model, self.loss_of, self.x[:2], self.y[:2], self.classes, self.pad)
+        check_fit(self.model, self.loss_of, self.x[:2], self.y[:2], self.target, self.classes, self.pad)
         layers.refuse_draws(self.model, self.x[:3], self.replaced.of)
         check_metrics(self.others, self.in_units(self.test_y), self.classes)
         self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
@@ -139,7 +129,7 @@ class Supervised:
         self, x: np.ndarray, y: np.ndarray, scale: Scale | None = None, order: np.ndarray | None = None
     ) -> tuple[Resident, Tensor]:
         """Samples and targets as the model takes them, those in `order` if given."""
-        kind = torch.int64 if self.target == "class" else self.dtype
+        kind = torch.int64 if self.target in ("class", "tokens") else self.dtype
         targets = torch.as_tensor(y if order is None else y[order], dtype=kind, device=self.device)
         return resident(x, scale, self.dtype, self.device, order), targets
 
@@ -201,7 +191,8 @@ class Supervised:
         """The same model and loss on the samples of one client, [n, *shape], and their targets."""
         client = alone(self, 0, ())
         client.x, client.y = x, y
-        client.offsets, client.sizes = np.array([0, len(x)], np.int64), np.array([float(len(x))])
+        client.offsets = np.array([0, len(x)], np.int64)
+        client.weigh()
         client.test_x, client.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
         client.judged, client.probe = Samples("train", x, y, client.offsets), self.probe[:0].clone()
         client._looked, client._reader = None, None
@@ -248,7 +239,8 @@ class Supervised:
         numbers = numbers or self.numbers
         if self.conditions is not None and self.conditions.term is not None and self.termed is not None:
             return self.termed(x, Batch(inputs, targets, weight, self.conditions, mine, numbers))
-        with precision.forward(numbers, self.device), self.replaced.of.of_step(mine.get("masks"), weight):
+        shares = weight if weight is None or self.factor is None else weight / weight.sum()
+        with precision.forward(numbers, self.device), self.replaced.of.of_step(mine.get("masks"), shares):
             outputs = self.logits(x, inputs)
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
         return each.mean() if weight is None else each @ weight
@@ -256,15 +248,26 @@ class Supervised:
     def samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [..., B, *shape] and targets [..., B, ...] of training samples [..., B]."""
         inputs, targets = (self.x[samples], self.y[samples]) if self._reader is None else self._reader(samples)
-        return (inputs if self.pad is None else shortened(inputs, self.pad)), targets
+        inputs = inputs if self.pad is None else shortened(inputs, self.pad)
+        return inputs, targets[..., : inputs.shape[-1]] if self.target == "tokens" else targets
+
+    def weigh(self) -> None:
+        """Set how much the clients and their samples count."""
+        self.sizes, self.factor = means.shares(self.loss_of, self.y, self.offsets, self.dtype)
+
+    def weights(self, samples: Tensor, weight: Tensor | None = None) -> Tensor | None:
+        """What multiplies the losses of samples [..., B] in a batch that weighs each with weight, or 1/B; None: 1/B."""
+        if self.factor is None:
+            return weight
+        return self.factor[samples] * (1 / samples.shape[-1] if weight is None else weight)
 
     def loss(self, x: Tensor, samples: Tensor) -> Tensor:
         inputs, targets = self.samples(samples)
         mine = {name: value[0] for name, value in mapped(self.conditions, 0).items()}
-        return self._training_loss(x, inputs, targets, None, mine, "full")
+        return self._training_loss(x, inputs, targets, self.weights(samples), mine, "full")
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._gradient(x, *self.samples(samples))
+        return self._gradient(x, *self.samples(samples), self.weights(samples))
 
     def _gradient(
         self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None, row: int = 0
@@ -292,6 +295,7 @@ class Supervised:
             g = torch.empty_like(x)
             self.accumulate(g, 0.0, 1.0, x, samples, weight)
             return g
+        weight = self.weights(samples, weight)
         inputs, targets = self.samples(samples)
         if self.in_turn or len(x) == 1:
             weights = [None] * len(x) if weight is None else [*weight]
@@ -325,12 +329,7 @@ class Supervised:
         return unmerged(self.model, self.layout, {k: v.to(self.device, self.dtype) for k, v in state.items()})
 
     def label_counts(self) -> np.ndarray | None:
-        if self.target != "class":
-            return None
-        owner = np.repeat(np.arange(len(self.sizes)), np.diff(self.offsets))
-        counts = np.zeros((len(self.sizes), self.classes), np.int64)
-        np.add.at(counts, (owner, self.y.cpu().numpy()), 1)
-        return counts
+        return None if self.target != "class" else counts_of(self.y.cpu().numpy(), self.offsets, self.classes)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """`test_<metric>`, as `test_accuracy` in [0, 1]; `test_loss`, `train_loss` (means; train on a fixed sample).
@@ -343,10 +342,11 @@ class Supervised:
         (test, outputs), (train, _) = self.answers(x, (self.test_x, self.test_y), trained)
         pair = self.in_units(outputs), self.in_units(self.test_y)
         metrics = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
-        metrics |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
+        for name, values, targets in (("test_loss", test, self.test_y), ("train_loss", train, trained[1])):
+            metrics[name] = means.mean(values, targets, self.loss_of.counts)
         if self.judged.split == "validation" and len(self.judged.y):
             scores = self.client_scores(x)
-            metrics |= validation(scores, SCORES[self.target].name, scores.samples > 0)
+            metrics |= means.validation(scores, SCORES[self.target].name, scores.samples > 0)
             metrics |= {f"validation_{name}": value for name, value in scores.overall.items()}
         return metrics
 
@@ -360,9 +360,10 @@ class Supervised:
             [(loss, outputs)] = self.answers(x, (inputs, targets))
             score, pair = SCORES[self.target], (self.in_units(outputs), self.in_units(targets))
             each = {"loss": loss, score.name: score.per_sample(*pair)}
-            means = {name: by_client(values, offsets) for name, values in each.items()}
+            counts = means.tallies(self.judged, self.loss_of, self.target)
+            averages = {name: means.by_client(values, offsets, counts[name]) for name, values in each.items()}
             overall = {metric.name: metric.value(*pair) for metric in self.overall}
-            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), means, overall)
+            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), averages, overall, counts)
         return self._looked[1]
 
     @cached_property
@@ -378,10 +379,7 @@ class Supervised:
 
     def in_units(self, values: Tensor) -> Tensor:
         """Outputs or targets [..., C]: numbers in the label's own unit, others as they are."""
-        if self.unit is None:
-            return values
-        mean, scale = (torch.tensor(part, dtype=torch.float64, device=values.device) for part in self.unit)
-        return values * scale + mean
+        return values if self.unit is None else rescaled(values, *self.unit)
 
     @cached_property
     def forward(self) -> Forward:
@@ -395,5 +393,8 @@ class Supervised:
     @torch.no_grad()
     def answers(self, x: Tensor, *sets: tuple[Inputs, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
-        outputs = self.forward.outputs(x, [inputs for inputs, _ in sets], self.statistics(x))
+        statistics = self.statistics(x)
+        if self.target == "tokens":
+            return [means.of_tokens(self.forward, x, statistics, of, self.loss_of) for of in sets]
+        outputs = self.forward.outputs(x, [inputs for inputs, _ in sets], statistics)
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(outputs, sets, strict=True)]

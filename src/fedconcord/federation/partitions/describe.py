@@ -34,7 +34,7 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
     `distance` is the earth mover's distance of Zhao et al. 2018 ("Federated Learning with Non-IID Data"), the sum of
     absolute differences, which is twice the total variation: 0 where a client has everybody's mix, near 2 where it has
     a class that hardly anybody else has. With several numbers to predict the first is described. A sample may hold
-    several labels, or none: then shares are of the labels it holds.
+    several labels, or none, or one for each token: then shares are of the labels it holds.
     """
     sizes = np.array([len(part) for part in parts], np.int64)
     if dataset.target == "labels":
@@ -44,6 +44,10 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
     elif dataset.target == "number":
         bins, names = _spans(dataset)
         table, what = counts(bins, list(parts), len(names)), "target"
+    elif dataset.target == "tokens":
+        every = (dataset.train_y[part] for part in parts)
+        table = np.stack([np.bincount(y[y >= 0], minlength=dataset.classes) for y in every])
+        names, what = _names(dataset, dataset.classes), "label"
     else:
         table = counts(dataset.train_y, list(parts), dataset.classes)
         names, what = _names(dataset, dataset.classes), "class"

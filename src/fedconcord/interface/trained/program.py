@@ -109,6 +109,10 @@ def load(
     if kind != FORMAT:
         raise UserError(f"{run / 'model.json'}: its format is {kind!r}, this version reads {FORMAT}")
     about = check(about, run / "model.json")
+    if about["target"] == "tokens":
+        raise UserError(
+            f"{run} has a model of tokens, which answers no sample; load {file.name} into the module itself"
+        )
     if not force and (status == "diverged" or not all(bool(leaf.isfinite().all()) for leaf in weights.values())):
         raise UserError(
             f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "

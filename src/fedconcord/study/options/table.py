@@ -60,7 +60,7 @@ class Shared(TypedDict, total=False):
     delta: Annotated[float | None, Option("delta", "privacy.delta", "job", "NUMBER", False, "number > 0 and < 1", "1e-05", "the delta of (epsilon, delta)-privacy, which must be below 1 / clients")]
     label_column: Annotated[str | Sequence[str] | None, Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data that hold the labels, or the key of the array with the labels")]
     client_column: Annotated[str | None, Option("client_column", "input.client", "data", "NAME", True, "", "none", "column of your data that says to which client a row belongs")]
-    target_kind: Annotated[Literal["class", "number", "labels"] | None, Option("target_kind", "input.target", "data", "KIND", True, "class, number, labels", "none", "kind of the labels: classes, numbers, or labels of which several may hold together; if none, it is guessed and reported")]
+    target_kind: Annotated[Literal["class", "number", "labels", "tokens"] | None, Option("target_kind", "input.target", "data", "KIND", True, "class, number, labels, tokens", "none", "kind of the labels: classes, numbers, labels that may hold together, tokens; if none, it is guessed and said")]
     test_data: Annotated[str | Path | None, Option("test_data", "input.test", "data", "PATH", True, "", "none", "file or folder of your test samples; if none, a fraction of each client's samples is set apart")]
     checkpoint_every: Annotated[float | None, Option("checkpoint_every", "checkpoint.every", "run", "SECONDS", False, "number >= 0", "30", "seconds between checkpoints; 0 writes one after every round")]
 

@@ -317,8 +317,9 @@ def _objective(planned: Sequence[Entry]) -> list[str]:
     first = planned[0].config
     if first.partition != NATURAL or kind_of(first.data) != "file":
         return []
-    natural = dataset_of(first.data, first.data_dir, first.seed or 0, first.input).natural
-    sizes = [len(samples) for samples in natural or ()]
+    dataset = dataset_of(first.data, first.data_dir, first.seed or 0, first.input)
+    sizes = [len(samples) for samples in dataset.natural or ()]
+    unit = "token" if dataset.target == "tokens" and "sequence" not in (first.loss or "") else "sample"
     ours = [one.config for one in planned if one.config.seed == first.seed and one.config.method not in BASELINES]
     if not ours or len(set(sizes)) < 2:
         return []
@@ -326,11 +327,11 @@ def _objective(planned: Sequence[Entry]) -> list[str]:
     alike = [str(label) for label, kind in counted.items() if kind is None]
     some = f"clients have {min(sizes):,} to {max(sizes):,} training samples"
     if all(kind in (None, "uniform") for kind in counted.values()):
-        way = "" if len(alike) == len(counted) else "; --objective samples counts every sample alike"
+        way = "" if len(alike) == len(counted) else f"; --objective samples counts every {unit} alike"
         return [f"{some}, and every client counts alike in what is minimised{way}"]
     but = f", but every client alike with {', '.join(alike)}, as published" if alike else ""
     way = "--objective clients counts every client alike"
-    return [f"{some}, and every sample counts alike in what is minimised{but}; {way}"]
+    return [f"{some}, and every {unit} counts alike in what is minimised{but}; {way}"]
 
 
 def ahead(planned: Sequence[Entry], folder: Path, jobs: int = 1) -> str:

@@ -29,7 +29,7 @@ from fedconcord.study.settings.sources import Source, merge, shaped, toml
 from fedconcord.support import files, grammar, imports
 from fedconcord.support.errors import UserError
 
-SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
+SHARES = ("accuracy", "label_accuracy", "token_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
 
 
 def resolve_run(*sources: Source) -> Config:

@@ -233,9 +233,10 @@ class InputSettings(BaseModel):
     """columns of your data that hold the labels, or the key of the array with the labels"""
     client: str | None = key(None, stage="data", name="client_column")
     """column of your data that says to which client a row belongs"""
-    target: Literal["class", "number", "labels"] | None = key(None, stage="data", name="target_kind", metavar="KIND")
-    """kind of the labels: classes, numbers, or labels of which several may hold together; if none, it is guessed and
-    reported"""
+    target: Literal["class", "number", "labels", "tokens"] | None = key(
+        None, stage="data", name="target_kind", metavar="KIND"
+    )
+    """kind of the labels: classes, numbers, labels that may hold together, tokens; if none, it is guessed and said"""
     test: str | None = key(None, stage="data", name="test_data", metavar="PATH")
     """file or folder of your test samples; if none, a fraction of each client's samples is set apart"""
     test_share: Part = 0.2
@@ -247,8 +248,7 @@ class InputSettings(BaseModel):
     missing: Annotated[
         list[str], BeforeValidator(lambda given: [*map(_as_text, given)] if isinstance(given, list) else given)
     ] = []
-    """texts that stand for a missing value, beside the empty text, ?, NA, NaN and null; numbers are compared by
-    value"""
+    """texts that stand for a missing value, beside the empty text, ?, NA, NaN and null; numbers compare by value"""
     statistics: str | None = None
     """JSON or TOML file with the means, scales and categories of the columns; if none, they are computed from sums over
     the clients"""
