@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Network, Objective
+from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -71,7 +72,7 @@ def check(objective: Objective, assignment: Assignment) -> None:
         )
 
 
-KNOWN = {Ascent, Snapshot, Clip, Table, Scale, Decay, Constant, Dual, Momentum, Pull}
+KNOWN = {Ascent, Look, Moreau, Snapshot, Clip, Table, Beside, Scale, Decay, Constant, Dual, Momentum, Pull}
 COLUMNS: dict[type, tuple[str, ...]] = {  # a rule's state in the order of `moves`
     Delta: ("now", "ratio", "moved", "limit", "curvature"),
     Dog: ("now", "reach", "first", "squares"),
@@ -124,8 +125,10 @@ def take(
 def _knows(chain: Chain) -> bool:
     """Whether the compiled steps are those of such a chain."""
     constant, table, dual, momentum, pull = (chain.the(kind) for kind in (Constant, Table, Dual, Momentum, Pull))
+    points = [piece for piece in chain.pieces if isinstance(piece, Ascent | Look | Moreau)]
     return (
         chain.is_of(KNOWN)
+        and len(points) < 2
         and chain.tolerance is None
         and chain.prox is None
         and (dual is None or (table is None and constant is None))
@@ -159,6 +162,15 @@ def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generi
         "table_rate": _each(of(Table, "rate", 0.0), S, kind),
         "tilt": _array(of(Ascent, "dual"), 2, kind),
         "common": _array(of(Ascent, "common"), 2, kind),
+        "point": _array(of(Moreau, "theta", chain.x.new_empty(chain.x.shape[-1])), 2, kind),
+        "beside": _array(of(Beside, "v"), 2, kind),
+        "beside_anchor": _array(of(Beside, "anchor"), 2, kind),
+        "beside_eta": kind(of(Beside, "lr", 0.0)),
+        "beside_pull": kind(of(Beside, "lam", 0.0)),
+        "inner": of(Moreau, "steps", 1 if Look in the else 0),
+        "inner_eta": kind(of(Moreau, "a", of(Look, "a", 0.0))),
+        "lam": kind(of(Moreau, "lam", 0.0)),
+        "nested": Moreau in the,
         "dual_rate": kind(of(Dual, "rate", 0.0)),
         "momentum": kind(of(Momentum, "beta", 0.0)),
         "nesterov": of(Momentum, "nesterov", False),

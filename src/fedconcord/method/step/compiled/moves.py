@@ -31,6 +31,15 @@ class Terms(NamedTuple):
     table_rate: np.ndarray  # [S]
     tilt: np.ndarray  # [S or 0, d] of SAM's ascent, each client's own, changed in place
     common: np.ndarray  # [S or 1 or 0, d] and that of all
+    point: np.ndarray  # [S or 1, d] where the gradient is taken, if not at x: scratch, or pFedMe's theta
+    beside: np.ndarray  # [S or 0, d] Ditto's second model, changed in place
+    beside_anchor: np.ndarray  # [S or 1 or 0, d]
+    beside_eta: float
+    beside_pull: float
+    inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
+    inner_eta: float
+    lam: float  # how strongly these pull the point to x
+    nested: bool  # lam (x - point) is used in place of the gradient at the point
     dual_rate: float
     momentum: float
     nesterov: bool
@@ -59,6 +68,14 @@ class Mine(NamedTuple):
     mean: np.ndarray
     table_rate: float
     rho: float
+
+
+@compiled
+def second(x, anchor, eta, pull):
+    """A second model x <- (1 - eta pull) x - eta g + eta pull anchor on the same samples: `eta` is here -eta pull, and
+    `scale` what the gradient is multiplied by, -eta."""
+    none, zero = x[:0], x.dtype.type(0)
+    return Mine(x, -eta * pull, -eta, zero, anchor, none, none, none, none, zero, zero)
 
 
 @compiled

@@ -21,6 +21,7 @@ from fedconcord.method.step.compiled.moves import (
     gauge,
     move,
     norm,
+    second,
     stride,
 )
 from fedconcord.method.step.compiled.products import (
@@ -79,7 +80,6 @@ class Scratch(NamedTuple):
     rows: np.ndarray  # [L] int64: of a layer that are dealt with at once
     tile: np.ndarray  # gradient of these rows
     gradient: np.ndarray  # [d], where one has to be whole before it is used; else [0]
-    point: np.ndarray  # [d] of SAM's ascent; else [0]
     last: np.ndarray  # [d] the last step's direction, for delta; else [0]
     sums: np.ndarray  # [3] of squares, of the direction and of its change; 1 in a round's first step
     labels: np.ndarray  # [B] int64: the batch's samples
@@ -100,7 +100,7 @@ def scratch(net, draw, terms, x):
         longest = max(longest, n)
     longest = max(longest, net.widths[L])
     ruled = terms.rule != NONE
-    whole = d if terms.clip > 0 or terms.radius > 0 or len(terms.snapshot) > 0 or ruled else 0
+    whole = d if terms.clip > 0 or terms.radius > 0 or terms.nested or len(terms.snapshot) > 0 or ruled else 0
     return Scratch(
         first,
         place,
@@ -110,7 +110,6 @@ def scratch(net, draw, terms, x):
         rows,
         np.empty(tile, x.dtype),
         np.empty(whole, x.dtype),
-        np.empty(d if terms.radius > 0 else 0, x.dtype),
         np.empty(d if terms.rule == DELTA else 0, x.dtype),
         np.zeros(3, x.dtype),
         np.empty(B, np.int64),
@@ -273,7 +272,15 @@ def ascend(terms, tilt, common, x, g, point):
             tilt[i] += point[i] - x[i] - common[i]
 
 
-ASCENT, REFERENCE, DESCENT = range(3)
+@compiled
+def depart(g, keep, lam, x, point):
+    """pFedMe's direction: g <- keep g + lam (x - point), keep 0 or 1; what there was may not be finite."""
+    for i in range(len(x)):
+        away = lam * (x[i] - point[i])
+        g[i] = away if keep == 0 else g[i] + away
+
+
+BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before them those of steps inside
 
 
 @kept
@@ -283,11 +290,14 @@ def cohort(net, draw, terms, x):
     zero, one = x.dtype.type(0), x.dtype.type(1)
     ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
     ruled = terms.rule != NONE
-    whole = refers or terms.clip > 0
+    whole = refers or terms.nested or terms.clip > 0
     added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
+        point = row(terms.point, s)
+        inner = second(point, x[s], terms.inner_eta, terms.lam)
+        beside = second(row(terms.beside, s), row(terms.beside_anchor, s), terms.beside_eta, terms.beside_pull)
         B = 0
         for k in range(draw.steps[s]):
             if k == 0 or draw.samples.shape[1] > 1:
@@ -299,9 +309,16 @@ def cohort(net, draw, terms, x):
             mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
-            for turn in range(3):
-                at, factor, mode, keep = mine.x, one, STORE, zero
-                if turn == ASCENT:
+            for i in range(x.shape[1] if terms.inner > 0 else 0):
+                point[i] = mine.x[i]
+            for turn in range(-terms.inner, 4):
+                at, moves, factor, mode, keep = mine.x, mine, one, STORE, zero
+                if turn <= BESIDE:
+                    moves = inner if turn < BESIDE else beside
+                    if len(moves.x) == 0:
+                        continue
+                    at, mode, factor, keep = moves.x, ADD, moves.scale, one + moves.eta
+                elif turn == ASCENT:
                     if not ascends:
                         continue
                 elif turn == REFERENCE:
@@ -309,7 +326,7 @@ def cohort(net, draw, terms, x):
                         continue
                     at, factor = snapshot, -one
                 else:
-                    at = own.point if ascends else mine.x
+                    at = point if ascends or terms.inner > 0 else mine.x
                     if whole:
                         keep = one if refers else zero
                     elif ruled and added and len(anchor) == 0:
@@ -323,10 +340,13 @@ def cohort(net, draw, terms, x):
                         keep = one - pull - eta * terms.weight_decay
                     else:
                         mode = MOVE
+                    if terms.nested:
+                        depart(own.gradient, keep, terms.lam, mine.x, point)
+                        continue
                 forward(net, own, at, B, factor)
-                backward(net, own, terms, mine, at, B, mode, keep)
+                backward(net, own, terms, moves, at, B, mode, keep)
                 if turn == ASCENT:
-                    ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, own.point)
+                    ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, point)
             if whole:
                 long = norm(own.gradient) if terms.clip > 0 else zero
                 if long > terms.clip:
