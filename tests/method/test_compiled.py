@@ -116,8 +116,8 @@ def test_further_gradients_are_as_serial_has_them(name: str, solver: str, monkey
 
 
 def test_two_places_for_a_gradient_go_to_torchs_steps() -> None:
-    """A method's own SAM before a look ahead: what compiled steps do not know is computed as ever."""
-    job = Job(small("dense"), beginning("fedsam", Look(0.05)), SCHEDULE, engine=Serial())
+    """FedSMOO's ascent before a look ahead: what compiled steps do not know is computed as ever."""
+    job = Job(small("dense"), beginning("fedsmoo", Look(0.05)), SCHEDULE, engine=Serial())
     assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
 
 
