@@ -131,7 +131,6 @@ class Supervised:
         self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         shorter = torch.bfloat16 if numbers == "bf16" else None
         self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
-        self._outputs = kernels.forward(self.model, self.x.shape[1:]) if self.device.type == "cpu" else None
         self._reader: Reader | None = None  # of training samples, in place of x and y
         self.conditions: Conditions | None = None  # of the round
         self.termed: Termed | None = None  # the loss, where the conditions have a term of it
@@ -150,7 +149,7 @@ class Supervised:
         drops, norms = self.replaced.drops, self.replaced.normalises
         return replace(
             objective_of(self, lambda place: self.alone(place).objective, self.regulariser),
-            each=None if self._outputs is None or self.conditions is not None else self.each,
+            each=kernels.each(self.model, self.layout, self.loss_of.per_sample, self.samples, self.x),
             accumulate=self.accumulate,
             network=kernels.network(self.model, self.loss_of.form, self.layout, self.x, self.y) if is_plain else None,
             sample_size=math.prod(self.x.shape[1:]),
@@ -178,7 +177,7 @@ class Supervised:
             other.layout = self.layout.over(conditions.addition)
             other.termed = self.termed and self.termed.over(other.layout)
         other.conditions = conditions
-        return other.objective
+        return replace(other.objective, each=None)
 
     def class_counts(self, places: np.ndarray) -> Tensor:
         """How many samples of each class [S, C] the clients at these places hold."""
@@ -264,11 +263,6 @@ class Supervised:
         inputs, targets = self.samples(samples)
         mine = {name: value[0] for name, value in mapped(self.conditions, 0).items()}
         return self._training_loss(x, inputs, targets, None, mine, "full")
-
-    def each(self, x: Tensor, samples: Tensor) -> Tensor:
-        assert self._outputs is not None
-        inputs, targets = self.samples(samples)
-        return self.loss_of.per_sample(self._outputs([*self.layout.values(x).values()], inputs), targets)
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self._gradient(x, *self.samples(samples))
