@@ -115,6 +115,7 @@ def take(
             _array(blocks, 2, np.int64),
         ),
         code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
+        code.Further(**_further(chain, moving, kind)),
         x.numpy(),
     )
     for column, values in zip(columns, state.T, strict=True):
@@ -162,21 +163,29 @@ def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generi
         "table_rate": _each(of(Table, "rate", 0.0), S, kind),
         "tilt": _array(of(Ascent, "dual"), 2, kind),
         "common": _array(of(Ascent, "common"), 2, kind),
-        "point": _array(of(Moreau, "theta", chain.x.new_empty(chain.x.shape[-1])), 2, kind),
-        "beside": _array(of(Beside, "v"), 2, kind),
-        "beside_anchor": _array(of(Beside, "anchor"), 2, kind),
-        "beside_eta": kind(of(Beside, "lr", 0.0)),
-        "beside_pull": kind(of(Beside, "lam", 0.0)),
-        "inner": of(Moreau, "steps", 1 if Look in the else 0),
-        "inner_eta": kind(of(Moreau, "a", of(Look, "a", 0.0))),
-        "lam": kind(of(Moreau, "lam", 0.0)),
-        "nested": Moreau in the,
         "dual_rate": kind(of(Dual, "rate", 0.0)),
         "momentum": kind(of(Momentum, "beta", 0.0)),
         "nesterov": of(Momentum, "nesterov", False),
         "weight_decay": kind(of(Decay, "rate", 0.0)),
         "clip": kind(of(Clip, "limit", 0.0)),
         "radius": kind(of(Ascent, "radius", 0.0)),
+    }
+
+
+def _further(chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) -> dict[str, Any]:
+    """The pieces that take further gradients as fields of `Further`; what moves is written where it lies."""
+    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+    beside, look, moreau = (the.get(of) for of in (Beside, Look, Moreau))
+    return {
+        "point": _array(moreau.theta if moreau else chain.x.new_empty(chain.x.shape[-1]), 2, kind),
+        "beside": _array(beside.v if beside else None, 2, kind),
+        "beside_anchor": _array(beside.anchor if beside else None, 2, kind),
+        "beside_eta": kind(beside.lr if beside else 0.0),
+        "beside_pull": kind(beside.lam if beside else 0.0),
+        "inner": moreau.steps if moreau else 1 if look else 0,
+        "inner_eta": kind(moreau.a if moreau else look.a if look else 0.0),
+        "lam": kind(moreau.lam if moreau else 0.0),
+        "nested": bool(moreau),
     }
 
 

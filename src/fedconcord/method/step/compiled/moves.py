@@ -31,15 +31,6 @@ class Terms(NamedTuple):
     table_rate: np.ndarray  # [S]
     tilt: np.ndarray  # [S or 0, d] of SAM's ascent, each client's own, changed in place
     common: np.ndarray  # [S or 1 or 0, d] and that of all
-    point: np.ndarray  # [S or 1, d] where the gradient is taken, if not at x: scratch, or pFedMe's theta
-    beside: np.ndarray  # [S or 0, d] Ditto's second model, changed in place
-    beside_anchor: np.ndarray  # [S or 1 or 0, d]
-    beside_eta: float
-    beside_pull: float
-    inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
-    inner_eta: float
-    lam: float  # how strongly these pull the point to x
-    nested: bool  # lam (x - point) is used in place of the gradient at the point
     dual_rate: float
     momentum: float
     nesterov: bool
@@ -52,6 +43,20 @@ class Terms(NamedTuple):
     pace: np.ndarray  # [S or 0, columns of the rule's state], changed in place
     start: np.ndarray  # [S or 1 or 0, d] x_0, for dog
     etas: np.ndarray  # [S or 0, K] the size of every step, written where somebody asks for it
+
+
+class Further(NamedTuple):
+    """What takes further gradients on the samples of a step, apart from `Terms`, of which every function has a copy."""
+
+    point: np.ndarray  # [S or 1, d] where the gradient is taken, if not at x: scratch, or pFedMe's theta
+    beside: np.ndarray  # [S or 0, d] Ditto's second model, changed in place
+    beside_anchor: np.ndarray  # [S or 1 or 0, d]
+    beside_eta: float
+    beside_pull: float
+    inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
+    inner_eta: float
+    lam: float  # how strongly these pull the point to x
+    nested: bool  # lam (x - point) is used in place of the gradient at the point
 
 
 class Mine(NamedTuple):

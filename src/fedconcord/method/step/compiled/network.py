@@ -15,6 +15,7 @@ from fedconcord.method.step.compiled.moves import (
     DOG,
     NONE,
     NORMED,
+    Further,
     Mine,
     Terms,
     directed,
@@ -37,7 +38,8 @@ from fedconcord.method.step.compiled.products import (
     updates,
 )
 
-__all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED", "Draw", "Net", "Terms", "cohort"]
+__all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED"]
+__all__ += ["Draw", "Further", "Net", "Terms", "cohort"]
 
 CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
 TILE = 4096  # numbers in the rows of a layer that are dealt with at once, in the first cache
@@ -87,7 +89,7 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def scratch(net, draw, terms, x):
+def scratch(net, draw, terms, nested, x):
     L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
     first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
     longest, tile = 0, 0
@@ -100,7 +102,7 @@ def scratch(net, draw, terms, x):
         longest = max(longest, n)
     longest = max(longest, net.widths[L])
     ruled = terms.rule != NONE
-    whole = d if terms.clip > 0 or terms.radius > 0 or terms.nested or len(terms.snapshot) > 0 or ruled else 0
+    whole = d if terms.clip > 0 or terms.radius > 0 or nested or len(terms.snapshot) > 0 or ruled else 0
     return Scratch(
         first,
         place,
@@ -272,32 +274,24 @@ def ascend(terms, tilt, common, x, g, point):
             tilt[i] += point[i] - x[i] - common[i]
 
 
-@compiled
-def depart(g, keep, lam, x, point):
-    """pFedMe's direction: g <- keep g + lam (x - point), keep 0 or 1; what there was may not be finite."""
-    for i in range(len(x)):
-        away = lam * (x[i] - point[i])
-        g[i] = away if keep == 0 else g[i] + away
-
-
 BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before them those of steps inside
 
 
 @kept
-def cohort(net, draw, terms, x):
+def cohort(net, draw, terms, further, x):
     """All steps of the clients of a cohort; x [S, d] in place."""
-    own = scratch(net, draw, terms, x)
+    own = scratch(net, draw, terms, further.nested, x)
     zero, one = x.dtype.type(0), x.dtype.type(1)
     ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
     ruled = terms.rule != NONE
-    whole = refers or terms.nested or terms.clip > 0
+    whole = refers or further.nested or terms.clip > 0
     added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
-        point = row(terms.point, s)
-        inner = second(point, x[s], terms.inner_eta, terms.lam)
-        beside = second(row(terms.beside, s), row(terms.beside_anchor, s), terms.beside_eta, terms.beside_pull)
+        point = row(further.point, s)
+        inner = second(point, x[s], further.inner_eta, further.lam)
+        beside = second(row(further.beside, s), row(further.beside_anchor, s), further.beside_eta, further.beside_pull)
         B = 0
         for k in range(draw.steps[s]):
             if k == 0 or draw.samples.shape[1] > 1:
@@ -309,9 +303,9 @@ def cohort(net, draw, terms, x):
             mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
-            for i in range(x.shape[1] if terms.inner > 0 else 0):
+            for i in range(x.shape[1] if further.inner > 0 else 0):
                 point[i] = mine.x[i]
-            for turn in range(-terms.inner, 4):
+            for turn in range(-further.inner, 4):
                 at, moves, factor, mode, keep = mine.x, mine, one, STORE, zero
                 if turn <= BESIDE:
                     moves = inner if turn < BESIDE else beside
@@ -326,7 +320,7 @@ def cohort(net, draw, terms, x):
                         continue
                     at, factor = snapshot, -one
                 else:
-                    at = point if ascends or terms.inner > 0 else mine.x
+                    at = point if ascends or further.inner > 0 else mine.x
                     if whole:
                         keep = one if refers else zero
                     elif ruled and added and len(anchor) == 0:
@@ -340,8 +334,10 @@ def cohort(net, draw, terms, x):
                         keep = one - pull - eta * terms.weight_decay
                     else:
                         mode = MOVE
-                    if terms.nested:
-                        depart(own.gradient, keep, terms.lam, mine.x, point)
+                    if further.nested:
+                        for i in range(x.shape[1]):  # what there was may not be finite
+                            away = further.lam * (mine.x[i] - point[i])
+                            own.gradient[i] = away if keep == 0 else own.gradient[i] + away
                         continue
                 forward(net, own, at, B, factor)
                 backward(net, own, terms, moves, at, B, mode, keep)
