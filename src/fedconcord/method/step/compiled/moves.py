@@ -77,8 +77,7 @@ class Mine(NamedTuple):
 
 @compiled
 def second(x, anchor, eta, pull):
-    """A second model x <- (1 - eta pull) x - eta g + eta pull anchor on the same samples: `eta` is here -eta pull, and
-    `scale` what the gradient is multiplied by, -eta."""
+    """A second model x <- (1 - eta pull) x - eta g + eta pull anchor: its `eta` is -eta pull, its `scale` -eta."""
     none, zero = x[:0], x.dtype.type(0)
     return Mine(x, -eta * pull, -eta, zero, anchor, none, none, none, none, zero, zero)
 
