@@ -145,11 +145,9 @@ def losses(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor:
         if x.ndim == 1 and objective.each is not None and len(places):
             ends = zip(objective.offsets[places], objective.offsets[places + 1], strict=True)
             samples = torch.as_tensor(np.concatenate([np.arange(*pair) for pair in ends]), device=x.device)
-            starts = range(0, len(samples), SLICE)
-            each = torch.cat([objective.each(x, samples[a : a + SLICE]) for a in starts])
-            return torch.segment_reduce(
-                each, "mean", lengths=torch.as_tensor(objective.counts(places), device=x.device)
-            )
+            each = torch.cat([objective.each(x, samples[a : a + SLICE]) for a in range(0, len(samples), SLICE)])
+            lengths = torch.as_tensor(objective.counts(places), device=x.device)
+            return torch.segment_reduce(each, "mean", lengths=lengths)
         x = x.expand(len(places), -1)
         apart = [
             objective.taking(slice(k, k + 1), 0).loss(x[k], objective.samples(place))
