@@ -468,6 +468,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),
         ("tests/method/test_compiled.py", "-k", "fedprox or feddyn"),
     ),
+    "compiled steps: a second model is not pulled": Mutation(
+        (Edit("method/step/compiled/moves.py", "return Mine(x, -eta * pull", "return Mine(x, 0 * pull"),),
+        ("tests/method/test_compiled.py", "-k", "further"),
+    ),
     "compiled steps: a short batch weighs as a whole one": Mutation(
         (
             Edit(

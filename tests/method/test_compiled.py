@@ -26,11 +26,15 @@ from fedconcord.federation.objectives.regularisers import l1
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Oracle, Regulariser, tree_leaves
-from fedconcord.method.step import compiled
-from fedconcord.method.step.solver import Solver
+from fedconcord.method.contract import Algorithm, Oracle, Regulariser, tree_leaves
+from fedconcord.method.contract.nested import Look, Moreau
+from fedconcord.method.contract.pieces import Piece
+from fedconcord.method.step import compiled, sizes, step
+from fedconcord.method.step.solver import Solver, refuse
+from fedconcord.method.wrappers.ditto import with_ditto
 from fedconcord.support.errors import UserError
 from table import TABLE, make
+from tiers import tiers
 from training import execute
 
 COMPILED = Stacked(None, 1, kernel="compiled")
@@ -38,13 +42,19 @@ COMPILED = Stacked(None, 1, kernel="compiled")
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
 def test_every_method_is_as_serial_has_it(name: str) -> None:
-    """Short batches and unequal steps, one worker and two; methods with a tilt take torch's steps."""
+    """Short batches and unequal steps, one worker and two."""
     schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
     job = Job(small("dense"), make(name), schedule, engine=Serial())
     reference = run(job)
     for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
         assert_same(run(replace(job, engine=engine)), reference)
     assert len(compiled.load(torch.float64).cohort.signatures) <= 2  # one for each precision: none of its own
+
+
+def beginning(name: str, piece: Piece) -> Algorithm:
+    """A method with one more piece in its steps."""
+    method = make(name)
+    return replace(method, start=lambda down, row, client: method.start(down, row, client).having(piece))
 
 
 SOLVERS = {
@@ -63,6 +73,51 @@ SOLVERS = {
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_local_step_is_as_serial_has_it(solver: str, name: str) -> None:
     job = Job(small("dense"), make(name), SCHEDULE, SOLVERS[solver], Serial())
+    assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
+
+
+NESTED = {
+    "ditto": make("ditto"),
+    "pfedme": make("pfedme"),
+    "perfedavg": make("perfedavg"),
+    "ditto on SCAFFOLD": with_ditto(make("scaffold"), 0.5, 0.03),
+    "ditto on pFedMe": with_ditto(make("pfedme"), 0.5),
+    "ditto on FedSMOO": with_ditto(make("fedsmoo"), 0.5),
+    "ditto on a table": with_ditto(make("losac"), 0.5),
+    "ditto on a dual that moves": with_ditto(make("fedadmm_inexact"), 0.5),
+    "ahead of control variates": beginning("scaffold", Look(0.05)),
+    "ahead, with a dual that moves": beginning("fedadmm_inexact", Look(0.05)),
+    "nested in a pull and a dual": beginning("feddyn", Moreau(1.0, 1, 0.3, torch.zeros(8 * 37 + 3 * 9).double())),
+    "nested without a pull": beginning("fedavg", Moreau(0.0, 2, 0.3, torch.zeros(8 * 37 + 3 * 9).double())),
+}
+WITH_RULES = {
+    **SOLVERS,
+    "delta": Solver(pace=sizes.delta()),
+    "dog": Solver(pace=sizes.dog()),
+    "normed": Solver(pace=sizes.normed()),
+}
+ALLOWED = [(name, key) for name in NESTED for key in WITH_RULES if refuse(WITH_RULES[key], NESTED[name]) is None]
+
+
+@pytest.mark.parametrize(
+    ("name", "solver"),
+    tiers(ALLOWED, quick=[(name, key) for name, key in ALLOWED if key in ("momentum", "svrg") or name in METHODS]),
+)
+def test_further_gradients_are_as_serial_has_them(name: str, solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model beside, ahead of the model, and of steps inside a step; none of these goes back to torch's steps."""
+    chosen = WITH_RULES[solver]
+    schedule = replace(SCHEDULE, lr=0.1 if chosen.pace is None else 1.0)
+    job = Job(small("dense"), NESTED[name], schedule, chosen, Serial())
+    reference = run(job, 3)
+    monkeypatch.delattr(step, "walk")
+    for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
+        assert_same(run(replace(job, engine=engine), 3), reference)
+    assert len(compiled.load(torch.float64).cohort.signatures) <= 2
+
+
+def test_two_places_for_a_gradient_go_to_torchs_steps() -> None:
+    """FedSMOO's ascent before a look ahead: what compiled steps do not know is computed as ever."""
+    job = Job(small("dense"), beginning("fedsmoo", Look(0.05)), SCHEDULE, engine=Serial())
     assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
 
 
@@ -117,14 +172,15 @@ def test_every_method_in_float32(name: str) -> None:
     assert_same(run(replace(job, engine=COMPILED)), run(job), 1e-5)
 
 
-def test_a_client_that_diverges_is_seen_and_alone() -> None:
+@pytest.mark.parametrize("name", ["scaffold", "perfedavg", "pfedme"])
+def test_a_client_that_diverges_is_seen_and_alone(name: str) -> None:
     """NaN and infinity pass through sums in any order, and not from one client's scratch to the next one's steps."""
-    job = Job(small("dense"), make("scaffold"), replace(SCHEDULE, lr=1e200, cohort=8), engine=COMPILED)
+    job = Job(small("dense"), make(name), replace(SCHEDULE, lr=1e200, cohort=8), engine=COMPILED)
     assert not torch.isfinite(run(job, 3).server.x).all()
     problem = small("dense")
     problem.x.raw[: problem.offsets[1]] = torch.inf  # after its check: of client 0
     solver = Solver(momentum=0.5, nesterov=True)
-    state = run(Job(problem, make("scaffold"), replace(SCHEDULE, cohort=8), solver, COMPILED), 1)
+    state = run(Job(problem, make(name), replace(SCHEDULE, cohort=8), solver, COMPILED), 1)
     assert state.refused == {0: 1}
     assert torch.isfinite(state.server.x).all()
     rows = tree_leaves(state.store.gather(np.arange(1, 8))).values()

@@ -1,20 +1,27 @@
 """q-FFL and AFL: identities, and where they stop, on problems whose losses are known."""
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from test_engines import run
+from test_engines import NETWORKS, SCHEDULE, assert_same, run, small
 from torch import Tensor, nn
 
 from fedconcord.execution.engines import Stacked
 from fedconcord.execution.job import Job
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.parts import with_private
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import fixed
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Algorithm
+from fedconcord.method.contract import Algorithm, Conditions, workers
 from fedconcord.method.contract.weights import to_simplex
+from fedconcord.method.step import samples
+from table import make
 from tiers import tiers
 
 
@@ -95,3 +102,41 @@ def test_the_simplex() -> None:
         assert bool((v[z == 0] <= level.min() + 1e-12).all())
     inside = torch.tensor([0.2, 0.5, 0.3]).double()
     torch.testing.assert_close(to_simplex(inside), inside)
+
+
+# -- the losses that they ask --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_of_clients_together_are_those_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one model, in slices that cut clients, where the network has a kernel; else client after client. Private parts
+    differ by client, and a term of the loss is of a client's own."""
+    problem = small(name)
+    objective, places = problem.objective, np.array([6, 0, 7, 3])
+    x = problem.init(1)
+    expected = torch.stack([objective.loss(x, objective.samples(place)) for place in places.tolist()])
+    monkeypatch.setattr(samples, "SLICE", 9)
+    assert (objective.each is None) == (name == "generic")
+    for at in (x, x.expand(4, -1)):
+        torch.testing.assert_close(samples.losses(objective, at, places), expected, rtol=1e-13, atol=1e-14)
+    assert samples.losses(objective, x, places[:0]).shape == (0,)
+    assert with_private(problem, "*.bias", 0).objective.each is None
+    assert objective.under is not None
+    assert objective.under(Conditions(masks=torch.zeros(1, 1, dtype=torch.int64))).each is None
+
+
+@pytest.mark.parametrize("name", ["qffl", "afl"])
+def test_their_rounds_run_on_threads_where_the_loss_has_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads may not share a module of torch's, through which any other loss goes."""
+    numbers, ordered = [], workers.ordered
+
+    def note(work: Callable[..., Any], items: Sequence[Any], number: int) -> Iterator[Any]:
+        numbers.append(number)
+        return ordered(work, items, number)
+
+    monkeypatch.setattr(workers, "ordered", note)
+    known, unknown = small("dense"), small("dense")
+    vars(unknown)["objective"] = replace(unknown.objective, each=None)
+    jobs = [Job(one, make(name), replace(SCHEDULE, cohort=8), engine=Stacked(2, 2)) for one in (known, unknown)]
+    assert_same(*(run(job, 2) for job in jobs))
+    assert numbers == [2, 2, 1, 1]

@@ -39,11 +39,12 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
-    "method": Wing(11235, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # compiled steps of second models, of steps inside a step and ahead: 60 lines
+    "method": Wing(11200, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
-        # (265), R between two factors (30)
-        11395,
+        # (265), R between two factors (30); losses (25)
+        11420,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -188,7 +189,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # sums; 150 of servers above servers; 150 of checks of any method without rounds, yours too
     # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25; clients that come and go, and a
     # server that gives up on one, without rounds: 50; noise on whole numbers: 150; targets of tokens: 265
-    assert sum(sizes().values()) <= 45_715
+    # compiled steps of methods with further gradients: 60; a kernel for the losses that methods ask: 30
+    # gone: fields by their former names, 100
+    assert sum(sizes().values()) <= 45_760
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -188,7 +188,7 @@ def joining(algorithm: Algorithm, store: Store, plan: Plan, team: Team, talks: b
 
 def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:
     """The loss [S] of each of these clients over all its samples at x [d]."""
-    each: np.ndarray = losses_at(problem.objective, x.expand(len(ids), -1), ids).double().cpu().numpy()
+    each: np.ndarray = losses_at(problem.objective, x, ids).double().cpu().numpy()
     return each
 
 

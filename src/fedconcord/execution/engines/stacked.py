@@ -280,7 +280,7 @@ class StackedCohort:
                 evaluations += passes_of(objective, assignment, plan, select)
             client = client._replace(gradient=joint.shared(gradient))
         if algorithm.needs.loss:
-            client = client._replace(loss=losses(objective, at.expand(len(ids), -1), ids)[:, None])
+            client = client._replace(loss=losses(objective, at, ids)[:, None])
         if algorithm.step.hessian_at is not None:
             points = joint.point(algorithm.step.hessian_at(down, rows)).expand(len(ids), -1)
             squares = [
@@ -340,7 +340,7 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
         and assignment.algorithm.step.term is None
         and assignment.solver.kind != "lbfgs"
         and assignment.algorithm.step.code is None
-        and not assignment.algorithm.needs.loss
+        and (objective.each is not None or not assignment.algorithm.needs.loss)
     )
 
 

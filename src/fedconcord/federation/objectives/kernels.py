@@ -189,6 +189,30 @@ def forward(model: nn.Module, shape: Sequence[int]) -> Forward | None:
     return outputs
 
 
+def each(
+    model: nn.Module,
+    layout: Layout,
+    per_sample: Callable[[Tensor, Tensor], Tensor],
+    read: Callable[[Tensor], tuple[Tensor, Tensor]],
+    inputs: Resident,
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The losses [B] of a model x [d] on samples [B], for the models of `forward` on a CPU; None for others.
+
+    Args:
+        per_sample: (outputs [B, C], targets) -> losses [B].
+        read: samples [B] -> (inputs [B, *shape], targets).
+        inputs: of all samples.
+    """
+    outputs = forward(model, inputs.shape[1:]) if inputs.raw.device.type == "cpu" else None
+
+    def losses(x: Tensor, samples: Tensor) -> Tensor:
+        assert outputs is not None
+        few, targets = read(samples)
+        return per_sample(outputs([*layout.values(x).values()], few), targets)
+
+    return outputs and losses
+
+
 def _chain(model: nn.Module) -> list[Layer] | None:
     """The layers of a Sequential that are all of kinds known here, pooling before the ReLU that it commutes with."""
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:

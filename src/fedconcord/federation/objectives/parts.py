@@ -73,6 +73,7 @@ class PrivateParts:
             gradient=lambda x, samples: both.gradient(self.joined(x), samples)[:d],
             gradients=gradients,
             loss=lambda x, samples: both.loss(self.joined(x), samples),
+            each=None,
             alone=lambda place: self._of(both.alone(place)),
             hessian=hessian and (lambda x, samples: hessian(self.joined(x), samples)[:d, :d]),
             accumulate=None,

@@ -93,12 +93,10 @@ class Supervised:
         self.replaced = layers.replaced(self.plain, norm)
         self.model = self.replaced.model
         self.layout = Layout(self.model, bases(self.model), statistics=self.replaced.statistics)
-        self.pairs = pairs(self.model, self.layout)
+        self.pairs, self.dim = pairs(self.model, self.layout), self.layout.dim
         self.pad: int | None = getattr(self.model, "pad", None)  # the token that fills samples up
-        self.dim = self.layout.dim
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-        order = np.concatenate(parts)
-        scale = data.scale
+        order, scale = np.concatenate(parts), data.scale
         self.x, self.y = self.tensors(data.train_x, data.train_y, scale, order)
         self.test_x, self.test_y = self.tensors(data.test_x, data.test_y, scale)
         self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
@@ -137,8 +135,10 @@ class Supervised:
     def objective(self) -> Objective:
         is_plain = self.conditions is None and self.numbers == "full" and self.layout.in_order
         drops, norms = self.replaced.drops, self.replaced.normalises
+        each = kernels.each(self.model, self.layout, self.loss_of.per_sample, self.samples, self.x)
         return replace(
             objective_of(self, lambda place: self.alone(place).objective, self.regulariser),
+            each=each if self.factor is None else None,
             accumulate=self.accumulate,
             network=kernels.network(self.model, self.loss_of.form, self.layout, self.x, self.y) if is_plain else None,
             sample_size=math.prod(self.x.shape[1:]),
@@ -166,7 +166,7 @@ class Supervised:
             other.layout = self.layout.over(conditions.addition)
             other.termed = self.termed and self.termed.over(other.layout)
         other.conditions = conditions
-        return other.objective
+        return replace(other.objective, each=None)
 
     def class_counts(self, places: np.ndarray) -> Tensor:
         """How many samples of each class [S, C] the clients at these places hold."""
@@ -190,8 +190,7 @@ class Supervised:
     def holding(self, x: Resident, y: Tensor) -> Supervised:
         """The same model and loss on the samples of one client, [n, *shape], and their targets."""
         client = alone(self, 0, ())
-        client.x, client.y = x, y
-        client.offsets = np.array([0, len(x)], np.int64)
+        client.x, client.y, client.offsets = x, y, np.array([0, len(x)], np.int64)
         client.weigh()
         client.test_x, client.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
         client.judged, client.probe = Samples("train", x, y, client.offsets), self.probe[:0].clone()

@@ -124,6 +124,8 @@ class Objective:
     """
     loss: Callable[[Tensor, Tensor], Tensor]  # (x [d], samples [B]) -> mean loss []; differentiable in x
     alone: Callable[[int], Objective]  # place -> that client with copies of its own samples, and of no others
+    each: Callable[[Tensor, Tensor], Tensor] | None = None
+    """A kernel, (x [d], samples [B]) -> the loss of each [B], whose mean `loss` is, whoever the samples are of."""
     hessian: Callable[[Tensor, Tensor], Tensor] | None = None  # (x [d], samples [B]) -> [d, d] of the mean loss
     accumulate: Accumulate | None = None  # a kernel that adds gradients to what they are for
     network: Network | None = None  # the model and its samples, where whole local steps may be compiled

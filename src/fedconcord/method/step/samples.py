@@ -137,10 +137,20 @@ def full_gradient(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor
 
 
 def losses(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor:
-    """The losses [S] of clients over all their samples at x [S, d], one after the other: they are no gradients."""
+    """The losses [S] of clients over all their samples, at an x [S, d] of each or at one x [d]: they are no gradients.
+
+    At one x the samples of all clients are one list, in slices: a small model's passes take less than their calls.
+    """
     with torch.no_grad():
-        each = [
+        if x.ndim == 1 and objective.each is not None and len(places):
+            ends = zip(objective.offsets[places], objective.offsets[places + 1], strict=True)
+            samples = torch.as_tensor(np.concatenate([np.arange(*pair) for pair in ends]), device=x.device)
+            each = torch.cat([objective.each(x, samples[a : a + SLICE]) for a in range(0, len(samples), SLICE)])
+            lengths = torch.as_tensor(objective.counts(places), device=x.device)
+            return torch.segment_reduce(each, "mean", lengths=lengths)
+        x = x.expand(len(places), -1)
+        apart = [
             objective.taking(slice(k, k + 1), 0).loss(x[k], objective.samples(place))
             for k, place in enumerate(places.tolist())
         ]
-    return torch.stack(each) if each else x.new_zeros(0)
+    return torch.stack(apart) if apart else x.new_zeros(0)

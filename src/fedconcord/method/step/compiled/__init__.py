@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Network, Objective
+from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -71,7 +72,7 @@ def check(objective: Objective, assignment: Assignment) -> None:
         )
 
 
-KNOWN = {Ascent, Snapshot, Clip, Table, Scale, Decay, Constant, Dual, Momentum, Pull}
+KNOWN = {Ascent, Look, Moreau, Snapshot, Clip, Table, Beside, Scale, Decay, Constant, Dual, Momentum, Pull}
 COLUMNS: dict[type, tuple[str, ...]] = {  # a rule's state in the order of `moves`
     Delta: ("now", "ratio", "moved", "limit", "curvature"),
     Dog: ("now", "reach", "first", "squares"),
@@ -114,6 +115,7 @@ def take(
             _array(blocks, 2, np.int64),
         ),
         code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
+        code.Further(**_further(chain, moving, kind)),
         x.numpy(),
     )
     for column, values in zip(columns, state.T, strict=True):
@@ -124,8 +126,10 @@ def take(
 def _knows(chain: Chain) -> bool:
     """Whether the compiled steps are those of such a chain."""
     constant, table, dual, momentum, pull = (chain.the(kind) for kind in (Constant, Table, Dual, Momentum, Pull))
+    points = [piece for piece in chain.pieces if isinstance(piece, Ascent | Look | Moreau)]
     return (
         chain.is_of(KNOWN)
+        and len(points) < 2
         and chain.tolerance is None
         and chain.prox is None
         and (dual is None or (table is None and constant is None))
@@ -165,6 +169,23 @@ def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generi
         "weight_decay": kind(of(Decay, "rate", 0.0)),
         "clip": kind(of(Clip, "limit", 0.0)),
         "radius": kind(of(Ascent, "radius", 0.0)),
+    }
+
+
+def _further(chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) -> dict[str, Any]:
+    """The pieces that take further gradients as fields of `Further`; what moves is written where it lies."""
+    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+    beside, look, moreau = (the.get(of) for of in (Beside, Look, Moreau))
+    return {
+        "point": _array(moreau.theta if moreau else chain.x.new_empty(chain.x.shape[-1]), 2, kind),
+        "beside": _array(beside.v if beside else None, 2, kind),
+        "beside_anchor": _array(beside.anchor if beside else None, 2, kind),
+        "beside_eta": kind(beside.lr if beside else 0.0),
+        "beside_pull": kind(beside.lam if beside else 0.0),
+        "inner": moreau.steps if moreau else 1 if look else 0,
+        "inner_eta": kind(moreau.a if moreau else look.a if look else 0.0),
+        "lam": kind(moreau.lam if moreau else 0.0),
+        "nested": bool(moreau),
     }
 
 

@@ -45,6 +45,20 @@ class Terms(NamedTuple):
     etas: np.ndarray  # [S or 0, K] the size of every step, written where somebody asks for it
 
 
+class Further(NamedTuple):
+    """What takes further gradients on the samples of a step, apart from `Terms`, of which every function has a copy."""
+
+    point: np.ndarray  # [S or 1, d] where the gradient is taken, if not at x: scratch, or pFedMe's theta
+    beside: np.ndarray  # [S or 0, d] Ditto's second model, changed in place
+    beside_anchor: np.ndarray  # [S or 1 or 0, d]
+    beside_eta: float
+    beside_pull: float
+    inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
+    inner_eta: float
+    lam: float  # how strongly these pull the point to x
+    nested: bool  # lam (x - point) is used in place of the gradient at the point
+
+
 class Mine(NamedTuple):
     """`Terms` of one client at one step."""
 
@@ -59,6 +73,13 @@ class Mine(NamedTuple):
     mean: np.ndarray
     table_rate: float
     rho: float
+
+
+@compiled
+def second(x, anchor, eta, pull):
+    """A second model x <- (1 - eta pull) x - eta g + eta pull anchor: its `eta` is -eta pull, its `scale` -eta."""
+    none, zero = x[:0], x.dtype.type(0)
+    return Mine(x, -eta * pull, -eta, zero, anchor, none, none, none, none, zero, zero)
 
 
 @compiled

@@ -15,12 +15,14 @@ from fedconcord.method.step.compiled.moves import (
     DOG,
     NONE,
     NORMED,
+    Further,
     Mine,
     Terms,
     directed,
     gauge,
     move,
     norm,
+    second,
     stride,
 )
 from fedconcord.method.step.compiled.products import (
@@ -36,7 +38,8 @@ from fedconcord.method.step.compiled.products import (
     updates,
 )
 
-__all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED", "Draw", "Net", "Terms", "cohort"]
+__all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED"]
+__all__ += ["Draw", "Further", "Net", "Terms", "cohort"]
 
 CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
 TILE = 4096  # numbers in the rows of a layer that are dealt with at once, in the first cache
@@ -79,7 +82,6 @@ class Scratch(NamedTuple):
     rows: np.ndarray  # [L] int64: of a layer that are dealt with at once
     tile: np.ndarray  # gradient of these rows
     gradient: np.ndarray  # [d], where one has to be whole before it is used; else [0]
-    point: np.ndarray  # [d] of SAM's ascent; else [0]
     last: np.ndarray  # [d] the last step's direction, for delta; else [0]
     sums: np.ndarray  # [3] of squares, of the direction and of its change; 1 in a round's first step
     labels: np.ndarray  # [B] int64: the batch's samples
@@ -87,7 +89,7 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def scratch(net, draw, terms, x):
+def scratch(net, draw, terms, nested, x):
     L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
     first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
     longest, tile = 0, 0
@@ -100,7 +102,7 @@ def scratch(net, draw, terms, x):
         longest = max(longest, n)
     longest = max(longest, net.widths[L])
     ruled = terms.rule != NONE
-    whole = d if terms.clip > 0 or terms.radius > 0 or len(terms.snapshot) > 0 or ruled else 0
+    whole = d if terms.clip > 0 or terms.radius > 0 or nested or len(terms.snapshot) > 0 or ruled else 0
     return Scratch(
         first,
         place,
@@ -110,7 +112,6 @@ def scratch(net, draw, terms, x):
         rows,
         np.empty(tile, x.dtype),
         np.empty(whole, x.dtype),
-        np.empty(d if terms.radius > 0 else 0, x.dtype),
         np.empty(d if terms.rule == DELTA else 0, x.dtype),
         np.zeros(3, x.dtype),
         np.empty(B, np.int64),
@@ -273,21 +274,24 @@ def ascend(terms, tilt, common, x, g, point):
             tilt[i] += point[i] - x[i] - common[i]
 
 
-ASCENT, REFERENCE, DESCENT = range(3)
+BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before them those of steps inside
 
 
 @kept
-def cohort(net, draw, terms, x):
+def cohort(net, draw, terms, further, x):
     """All steps of the clients of a cohort; x [S, d] in place."""
-    own = scratch(net, draw, terms, x)
+    own = scratch(net, draw, terms, further.nested, x)
     zero, one = x.dtype.type(0), x.dtype.type(1)
     ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
     ruled = terms.rule != NONE
-    whole = refers or terms.clip > 0
+    whole = refers or further.nested or terms.clip > 0
     added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
+        point = row(further.point, s)
+        inner = second(point, x[s], further.inner_eta, further.lam)
+        beside = second(row(further.beside, s), row(further.beside_anchor, s), further.beside_eta, further.beside_pull)
         B = 0
         for k in range(draw.steps[s]):
             if k == 0 or draw.samples.shape[1] > 1:
@@ -299,9 +303,16 @@ def cohort(net, draw, terms, x):
             mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
-            for turn in range(3):
-                at, factor, mode, keep = mine.x, one, STORE, zero
-                if turn == ASCENT:
+            for i in range(x.shape[1] if further.inner > 0 else 0):
+                point[i] = mine.x[i]
+            for turn in range(-further.inner, 4):
+                at, moves, factor, mode, keep = mine.x, mine, one, STORE, zero
+                if turn <= BESIDE:
+                    moves = inner if turn < BESIDE else beside
+                    if len(moves.x) == 0:
+                        continue
+                    at, mode, factor, keep = moves.x, ADD, moves.scale, one + moves.eta
+                elif turn == ASCENT:
                     if not ascends:
                         continue
                 elif turn == REFERENCE:
@@ -309,7 +320,7 @@ def cohort(net, draw, terms, x):
                         continue
                     at, factor = snapshot, -one
                 else:
-                    at = own.point if ascends else mine.x
+                    at = point if ascends or further.inner > 0 else mine.x
                     if whole:
                         keep = one if refers else zero
                     elif ruled and added and len(anchor) == 0:
@@ -323,10 +334,15 @@ def cohort(net, draw, terms, x):
                         keep = one - pull - eta * terms.weight_decay
                     else:
                         mode = MOVE
+                    if further.nested:
+                        for i in range(x.shape[1]):  # what there was may not be finite
+                            away = further.lam * (mine.x[i] - point[i])
+                            own.gradient[i] = away if keep == 0 else own.gradient[i] + away
+                        continue
                 forward(net, own, at, B, factor)
-                backward(net, own, terms, mine, at, B, mode, keep)
+                backward(net, own, terms, moves, at, B, mode, keep)
                 if turn == ASCENT:
-                    ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, own.point)
+                    ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, point)
             if whole:
                 long = norm(own.gradient) if terms.clip > 0 else zero
                 if long > terms.clip:
