@@ -63,10 +63,10 @@ class Adapted(nn.Module):
         self.lora_B.data.copy_((u * s * signs.mT)[:, :rank])
 
     def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x)  # first: gradients are added up in the reverse order, which moves last bits
         inner = x @ self.lora_A.mT
         inner = inner if self.lora_R is None else inner @ self.lora_R.mT
-        out: Tensor = self.base(x) + self.scale * (inner @ self.lora_B.mT)
-        return out
+        return out + self.scale * (inner @ self.lora_B.mT)
 
 
 class Adapters(NamedTuple):
