@@ -111,6 +111,7 @@ def _nowhere(objective: Objective, offsets: np.ndarray) -> Objective:
         gradient=absent("a gradient"),
         gradients=absent("gradients"),
         loss=lambda x, samples: x.new_zeros(()),  # of a plan that is looked at before round 0: no site is asked then
+        each=None,
         alone=absent("a client"),
         hessian=objective.hessian,  # of the shell's zeros: whether it has one that fits is looked at before round 0
         accumulate=None,

@@ -58,7 +58,6 @@ def carry_out(stages: Stages[T], jobs: int, watch: Watch) -> T:
         InterruptedStudyError: by Ctrl-C.
         UserError: whatever the study refuses.
     """
-    interrupts.ctrl_c.clear()
     with closing(stages), Pool(jobs) as pool:
         runs: list[Finished] | None = None
         while True:
@@ -155,6 +154,7 @@ class Pool:
         self.tell: Tell = lambda event: None
 
     def __enter__(self) -> Pool:
+        interrupts.ctrl_c.clear()
         return self
 
     def __exit__(self, *error: object) -> None:
