@@ -51,8 +51,7 @@ class Dataset(NamedTuple):
 
     name: str  # of the data set
     train_x: np.ndarray  # [n, *shape] float32; uint8 to be scaled (`scale`); int64 for symbols that a model embeds
-    # [n] int64, 0 .. classes-1; [n, L] with `IGNORED` where `target` is "tokens"; else [n, classes] float32
-    train_y: np.ndarray
+    train_y: np.ndarray  # [n] int64, 0 .. classes-1; [n, L], some `IGNORED`, of "tokens"; else [n, classes] float32
     test_x: np.ndarray  # [m, *shape] as train_x
     test_y: np.ndarray  # [m], as train_y
     classes: int  # outputs of a model: classes, numbers to predict, or labels that may hold together
