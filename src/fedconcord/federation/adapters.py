@@ -79,7 +79,7 @@ def lora(
     where: Annotated[str, about("regular expression that the names of the linear layers match")] = ".*",
     rank: Annotated[Count, about("rank of the products")] = 8,
     alpha: Annotated[Positive, about("the products are alpha / rank times B A")] = 16.0,
-    also: Annotated[str, about("regular expression of layers that are trained whole; if empty, none")] = "",
+    also: Annotated[str, about("regular expression of layers trained whole, beside a head that starts at random")] = "",
     train: Annotated[
         Trained,
         about(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 ctrl_c = threading.Event()
-"""Keeps a Ctrl-C in mind that raised nothing, as a run had nothing left to end, or that a compiler swallowed; a study
-clears it first: what came before is not its own."""
+"""Set by every Ctrl-C, as one may be lost otherwise: where a run has nothing left to end it raises nothing, and a
+compiler may swallow what it raises. A study clears it first: what came before is not its own."""
 
 
 def raising(number: int, frame: object) -> None:

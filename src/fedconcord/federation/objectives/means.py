@@ -46,8 +46,8 @@ def tallies(judged: Samples, loss: Loss, target: Target) -> dict[str, np.ndarray
 
 def mean(values: Tensor, targets: Tensor, counts: Counts | None) -> float:
     """The mean of a figure of each sample [n], as they count."""
-    total = values.double()
-    return float(total.mean() if counts is None else total.sum() / counts(targets).sum())
+    wide = values.double()
+    return float(wide.mean() if counts is None else wide.sum() / counts(targets).sum())
 
 
 def by_client(values: Tensor, offsets: np.ndarray, counts: np.ndarray) -> np.ndarray:

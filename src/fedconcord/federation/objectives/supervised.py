@@ -135,10 +135,11 @@ class Supervised:
     def objective(self) -> Objective:
         is_plain = self.conditions is None and self.numbers == "full" and self.layout.in_order
         drops, norms = self.replaced.drops, self.replaced.normalises
-        each = kernels.each(self.model, self.layout, self.loss_of.per_sample, self.samples, self.x)
+        is_bare = self.conditions is None and self.factor is None  # every step makes an objective under its conditions
+        each = kernels.each(self.model, self.layout, self.loss_of.per_sample, self.samples, self.x) if is_bare else None
         return replace(
             objective_of(self, lambda place: self.alone(place).objective, self.regulariser),
-            each=each if self.factor is None else None,
+            each=each,
             accumulate=self.accumulate,
             network=kernels.network(self.model, self.loss_of.form, self.layout, self.x, self.y) if is_plain else None,
             sample_size=math.prod(self.x.shape[1:]),
@@ -166,7 +167,7 @@ class Supervised:
             other.layout = self.layout.over(conditions.addition)
             other.termed = self.termed and self.termed.over(other.layout)
         other.conditions = conditions
-        return replace(other.objective, each=None)
+        return other.objective
 
     def class_counts(self, places: np.ndarray) -> Tensor:
         """How many samples of each class [S, C] the clients at these places hold."""

@@ -29,7 +29,8 @@ def _usage(error: Any) -> str:
     if context is None:
         pass
     elif name is not None and text.startswith("No such option"):
-        text = f"unknown option {name}{_set(name, _options(context)) or closest(name, _options(context))}"
+        options = _options(context)
+        text = f"unknown option {name}{_setting(name, options) or closest(name, options)}"
     elif text.startswith("No such command"):
         commands = context.command.list_commands(context)
         word = text.split("'")[1]
@@ -43,8 +44,8 @@ def _options(context: Any) -> list[str]:
     return [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
 
 
-def _set(name: str, options: Sequence[str]) -> str:
-    """' (did you mean '--set validation=...'?)' for --validation, a setting without an option of its own."""
+def _setting(name: str, options: Sequence[str]) -> str:
+    """' (did you mean '--set validation=...'?)' for --validation, a setting without an option of its own, or ''."""
     from fedconcord.study.settings.sources import keys
 
     word = name.lstrip("-").replace("-", "_")

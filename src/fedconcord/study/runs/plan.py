@@ -11,6 +11,7 @@ from fedconcord.execution.job import Row
 from fedconcord.execution.run import lock, readme
 from fedconcord.execution.run.clock import Clock
 from fedconcord.execution.run.folder import read_description, refuse_taken
+from fedconcord.federation.objectives.losses import DEFAULT_LOSS
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Watch
 from fedconcord.study.runs.execution import execute
@@ -21,6 +22,7 @@ from fedconcord.study.settings import judging, problem
 from fedconcord.study.settings.job import advise, team_of
 from fedconcord.study.settings.judging import check_ranked, held, judged
 from fedconcord.study.settings.methods import runs
+from fedconcord.study.settings.parts import part
 from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.problem import (
     dataset_of,
@@ -319,7 +321,8 @@ def _objective(planned: Sequence[Entry]) -> list[str]:
         return []
     dataset = dataset_of(first.data, first.data_dir, first.seed or 0, first.input)
     sizes = [len(samples) for samples in dataset.natural or ()]
-    unit = "token" if dataset.target == "tokens" and "sequence" not in (first.loss or "") else "sample"
+    loss = part("loss", first.loss or DEFAULT_LOSS[dataset.target])
+    unit = "sample" if loss.counts is None else "token"
     ours = [one.config for one in planned if one.config.seed == first.seed and one.config.method not in BASELINES]
     if not ours or len(set(sizes)) < 2:
         return []
