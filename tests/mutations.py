@@ -88,7 +88,7 @@ def private(old: str, new: str) -> Mutation:
 
 
 def grid(old: str, new: str) -> Mutation:
-    return Mutation((Edit("method/wrappers/grid.py", old, new),), (*PRIVACY, *DISCRETE))
+    return Mutation((Edit("method/contract/grid.py", old, new),), (*PRIVACY, *DISCRETE))
 
 
 def adaptive(old: str, new: str) -> Mutation:

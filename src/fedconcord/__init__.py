@@ -19,11 +19,9 @@ The same from its parts, a round at a time:
 Names are imported when they are first used, so that the command can say `--help` without torch.
 """
 
-import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from fedconcord._moved import FormerPaths
 from fedconcord.support.demand import on_demand
 
 if TYPE_CHECKING:
@@ -192,6 +190,3 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for somet
 
     def __getattr__(name: str) -> Any:
         return _version() if name == "__version__" else _named(name)
-
-
-sys.meta_path.insert(0, FormerPaths())

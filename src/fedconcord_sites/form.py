@@ -21,8 +21,8 @@ from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.method.algorithms.alone import BASELINES
+from fedconcord.method.contract.grid import whole_bits
 from fedconcord.method.wrappers.forms import unsummable
-from fedconcord.method.wrappers.grid import whole_bits
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.objects import named
 from fedconcord.study.settings.parts import part
@@ -183,10 +183,12 @@ def _check_secure(config: Config, job: Job) -> None:
         raise UserError(
             f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
         )
-    if config.privacy.kind == "local" and config.privacy.clip is not None:
+    is_local = config.privacy.kind == "local" or config.privacy.unit == "sample"
+    if is_local and config.privacy.clip is not None:
         raise UserError(
-            "privacy.kind local sends one noisy message a round, and secure sums may have to mask it anew for each "
-            "try; use central, or leave secure.clip out"
+            "a site whose noise is its own (privacy.kind local or privacy.unit sample) sends one noisy message a "
+            "round, and secure sums may have to mask it anew for each try; use central noise of unit client, or leave "
+            "secure.clip out"
         )
     if config.privacy.clip is not None and part("sampling", config.sampling).poisson:
         raise UserError(

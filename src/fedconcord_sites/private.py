@@ -23,6 +23,7 @@ from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.federation.participation.sampling import poisson_of
 from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import Coins
 from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Tree
 from fedconcord.method.contract.rng import Chance
 from fedconcord.study.settings.privacy import budget_of
@@ -41,8 +42,18 @@ def budget(config: Config) -> Budget | None:
 
 
 def at_site(job: Job, chance: Chance) -> Job:
-    """The job whose messages' noise is drawn at the site."""
-    return replace(job, algorithm=_unkeyed(job.algorithm, chance))
+    """The job whose noise, of messages or of steps, and whose coins of samples are drawn at the site."""
+    step, schedule = job.algorithm.step, job.schedule
+    if step.noise is None:
+        return replace(job, algorithm=_unkeyed(job.algorithm, chance))
+    assert isinstance(schedule, Schedule)
+    assert isinstance(schedule.batch_size, Coins)
+    noise = step.noise._replace(draw=lambda n, seed, round, client, step: chance.discrete(n))
+    return replace(
+        job,
+        algorithm=replace(job.algorithm, step=step._replace(noise=noise)),
+        schedule=replace(schedule, batch_size=schedule.batch_size._replace(toss=chance.uniform)),
+    )
 
 
 def at_server(job: Job, chance: Chance, folder: Path) -> Job:

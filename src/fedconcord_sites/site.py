@@ -275,8 +275,8 @@ class Site:
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
         protection = job.algorithm.facts.protection
-        once = None
-        if protection is not None and protection.kind == "local":
+        once, is_local = None, protection is not None and protection.kind == "local"
+        if is_local or job.algorithm.step.noise is not None:
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))

@@ -20,7 +20,7 @@ import torch
 from test_reproduce import SMALL as RECIPE
 
 import fedconcord
-from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, _moved, advance, load, save, start
+from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, advance, load, save, start
 from fedconcord.interface import cli
 from fedconcord.method.contract import tree_leaves
 from fedconcord.method.contract.identity import UNNAMED
@@ -291,15 +291,3 @@ def test_a_recipe_is_done_judged_and_written(tmp_path: Path, monkeypatch: pytest
     assert done.command in judged.page.read_text()
     assert done.values.seeds("accuracy, %", "iid", "SCAFFOLD").keys() == {0}
     assert len(judged.findings) == len(RECIPE.claims)
-
-
-@pytest.mark.filterwarnings("ignore:fedconcord:FutureWarning")
-def test_former_paths_of_modules_work_for_one_release() -> None:
-    for former, place in _moved._FORMER.items():
-        assert importlib.import_module(f"fedconcord.{former}") is importlib.import_module(place), former
-    pieces = importlib.import_module("fedconcord.method.contract.pieces")
-    sys.modules.pop("fedconcord.core.pieces", None)
-    with pytest.warns(FutureWarning, match=r"fedconcord\.core\.pieces is fedconcord\.method\.contract\.pieces now"):
-        assert importlib.import_module("fedconcord.core.pieces") is pieces
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("fedconcord.core.nothing")

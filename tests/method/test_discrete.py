@@ -25,9 +25,9 @@ from fedconcord.execution.messages.terms import Scale
 from fedconcord.federation.objectives import quadratics
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Population, Sender, discrete, rng, space_of, tree_leaves, tree_map
+from fedconcord.method.contract.grid import Grid, whole_bits
 from fedconcord.method.contract.round import cohort_of
 from fedconcord.method.wrappers.forms import forms
-from fedconcord.method.wrappers.grid import Grid, whole_bits
 from fedconcord.method.wrappers.privacy import with_privacy
 from fedconcord.support.errors import UserError
 from fedconcord.testing.bench import run

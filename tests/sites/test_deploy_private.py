@@ -275,6 +275,44 @@ def test_a_site_gives_no_second_noise_whatever_it_is_asked(tables: Path, tmp_pat
 
 
 SECURE = {"clip": 1.0, "bits": 24}
+SAMPLES = {"local": {"batch_size": "poisson(0.5)"}, "privacy": {"unit": "sample", "clip": 0.3, "noise": 1.0}}
+
+
+def test_steps_at_sites_have_the_noise_and_the_coins_of_their_system(tables: Path, tmp_path: Path) -> None:
+    """Without noise, and with coins that all fall alike, a simulation's model; as it is, no seed gives it again."""
+    every = {"local": {"batch_size": "poisson(1)"}}
+    here = Private(with_(with_(JOB, **SAMPLES), **every), tables, tmp_path / "quiet", NONE)
+    assert here.run() == "complete"
+    quiet = {"unit": "sample", "clip": 0.3, "noise": 0.0}
+    state, _ = simulated(with_(with_(JOB, **every), privacy=quiet), tables / "all.npz")
+    assert far(here.server()["x"], leaves(state.server)["x"]) < 1e-6
+    ends = []
+    for name, chance in (("coins", NONE), ("again", NONE), ("noise", SYSTEM)):
+        one = Private(with_(JOB, **SAMPLES), tables, tmp_path / name, chance)
+        assert one.run() == "complete"
+        ends.append(one.server()["x"])
+    assert far(ends[0], ends[1]) > 1e-4
+    draws: list[np.ndarray] = []
+    Private(with_(JOB, rounds=1, **SAMPLES), tables, tmp_path / "counted", counted(draws)).run()
+    assert [len(one) for one in draws] == [3 * len(ends[0])] * 3  # sites, each with three steps
+    assert one.said()["privacy"]["unit"] == "sample"
+    assert one.said()["privacy"]["generator"] == GENERATOR
+
+
+def test_a_site_whose_samples_are_private_gives_no_second_noise(tables: Path, tmp_path: Path) -> None:
+    here = Private(with_(JOB, cohort=4, rounds=1, **SAMPLES), tables, tmp_path)
+    orders: list[bytes] = []
+
+    def exchange(messages: Bytes, wait: float) -> Bytes:
+        orders.extend(data for name, data in messages.items() if name == "a" and codec.read(data).kind == "orders")
+        return here.exchange(messages, wait)
+
+    here.run(exchange)
+    last = codec.read(orders[-1])
+    assert here.site("a").answer(orders[-1]) == here.site("a").answer(orders[-1])
+    other = last._replace(tensors={name: leaf + 1 for name, leaf in last.tensors.items()})
+    refused = codec.read(here.site("a").answer(codec.write(other)))
+    assert (refused.kind, "spend privacy twice" in refused.fields["why"]) == ("refused", True)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +321,7 @@ SECURE = {"clip": 1.0, "bits": 24}
         ({"method": "fednova"}, "differential privacy does not cover this method"),
         ({"aggregate": "median"}, "takes the contributions of clients apart"),
         ({"secure": SECURE, "privacy": {"kind": "local"}}, "may have to mask it anew"),
+        ({"secure": SECURE, **SAMPLES}, "may have to mask it anew"),
         ({"secure": SECURE, "sampling": "poisson"}, "tell it to those who were"),
         ({"secure": {**SECURE, "bits": 48}}, r"secure.bits is 48, .* says how many .*, \d+; leave secure.bits out"),
     ],

@@ -89,7 +89,7 @@ def test_types_are_those_of_the_schema() -> None:
     types = {option.name: kind for option, kind in options.options()}
     assert types["lr"] == "float | str | None"
     assert types["epochs"] == "int | str | None"
-    assert types["batch_size"] == 'int | Literal["full"] | None'
+    assert types["batch_size"] == "int | str | None"
     assert types["data"] == "str | Path | object | None"
     assert types["seeds"] == "int | Sequence[int] | None"
     assert types["label_column"] == "str | Sequence[str] | None"

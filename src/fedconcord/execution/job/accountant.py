@@ -1,16 +1,20 @@
 """What a private run spends: (epsilon, delta) by round, and the noise that a budget asks for. Google's dp-accounting.
 
-The unit is a client. Two runs are neighbours if they differ in one client's messages, which are there in one and count
-as zeros in the other; that there are N clients, and who was asked in a round where that is no secret coin, is public.
+The unit is a client or a sample. Of a client: two runs are neighbours if they differ in one client's messages, which
+are there in one and count as zeros in the other; that there are N clients, and who was asked in a round where that is
+no secret coin, is public.
     central, sampling poisson: a Gaussian mechanism subsampled with q = S/N (amplification by sampling);
     central, any other sampling: a Gaussian mechanism in which every client takes part in every round. No amplification
         is claimed: for S of N without replacement the bounds are of another kind of neighbours, with twice the
         sensitivity, and for cyclic or available-only clients there is none.
     local: whoever sees the messages sees who sent them, and two messages of one client may lie 2 C apart: z/2, every
         round.
+Of a sample: neighbours differ in one sample of one client, whose gradients count as zeros in one of them. Every local
+step is a Gaussian mechanism subsampled with q, the chance of a sample to be in it, and every client is taken to be in
+every round, with as many steps as any client has in any.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
 which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no
-more than a Gaussian whose variance is smaller by `LOST` (`method.wrappers.grid`).
+more than a Gaussian whose variance is smaller by `LOST` (`method.contract.grid`).
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ class Spending(NamedTuple):
     """The accountant's view of a run."""
 
     noise: float  # standard deviation of the noise over how far one client can move what is seen; > 0
-    chance: float  # that a client is in a round by a secret coin; 1 claims nothing
+    chance: float  # that a client is in a round, or a sample in a step, by a secret coin; 1 claims nothing
     delta: float
+    steps: int = 1  # of a round, each of which spends
 
     def epsilon(self, rounds: int) -> float:
         """What so many rounds spend; 0 before the first.
@@ -40,7 +45,7 @@ class Spending(NamedTuple):
         Raises:
             UserError: dp-accounting is not installed.
         """
-        return _epsilon(*self, rounds) if rounds > 0 else 0.0
+        return _epsilon(self.noise, self.chance, self.delta, rounds * self.steps) if rounds > 0 else 0.0
 
     def rounds(self, limit: float, most: int) -> int:
         """How many rounds of `most` spend no more than the limit."""
@@ -61,6 +66,7 @@ class Budget(NamedTuple):
     asked: int  # rounds
     said: str  # in words, without what is spent
     generator: str = KEYED  # where noise and coins come from
+    unit: Literal["client", "sample"] = "client"  # of protection
 
     @property
     def rounds(self) -> int:
@@ -117,13 +123,13 @@ def version() -> str:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(noise: float, chance: float, delta: float, rounds: int) -> float:
-    return float(_one_round(noise, chance).self_compose(rounds).get_epsilon_for_delta(delta))
+def _epsilon(noise: float, chance: float, delta: float, times: int) -> float:
+    return float(_once(noise, chance).self_compose(times).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=8)
-def _one_round(noise: float, chance: float) -> Any:
-    """The privacy loss distribution of a round, on a grid that its losses, of the order of 1/z^2 + 1/z, ask for."""
+def _once(noise: float, chance: float) -> Any:
+    """The privacy loss distribution of a round or a step, on a grid that its losses, of about 1/z^2 + 1/z, ask for."""
     try:
         from dp_accounting.pld import privacy_loss_distribution as losses
     except ImportError as error:

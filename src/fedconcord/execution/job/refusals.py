@@ -12,9 +12,11 @@ from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Orders, Parts, Population, weights
+from fedconcord.method.contract.pieces import gradients_of
 from fedconcord.method.step import solver
 from fedconcord.method.step.assignment import with_term_of
 from fedconcord.method.step.samples import SLICE
+from fedconcord.method.wrappers.forms import forms
 from fedconcord.support.errors import UserError
 
 MANY = 2**40  # samples
@@ -53,6 +55,8 @@ def reasons(job: Job) -> Iterator[str]:
         if job.solver.clip_direction is not None and job.solver.clip_form == "released":
             yield "local.clip_form released is of models without private parts; use whole"
     yield from _of_term(job)
+    if algorithm.step.noise is not None:
+        yield from _of_samples(job)
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
         if objective.private is not None:
             yield "asynchronous rounds (clock) are of models that are shared whole; leave private parts out, or clock"
@@ -178,6 +182,34 @@ def _askers(job: Job) -> Iterator[tuple[str, str]]:
         yield "L-BFGS minimises one and the same f_i", "use local SGD"
     if solver.tolerance is not None:
         yield "local.tolerance looks at the gradient of one and the same f_i", "leave it out"
+
+
+def _of_samples(job: Job) -> Iterator[str]:
+    """Why privacy of samples would not cover all that clients make of their samples."""
+    algorithm, objective, why = job.algorithm, job.problem.objective, "privacy of samples"
+    for what, advice in _askers(job):
+        yield f"{why} covers the gradients of local steps, and {what}; {advice}"
+    if gradients_of(job.assignment.pieces(forms(algorithm, job.problem.init(job.schedule.seed)).local)) > 1:
+        yield (
+            f"{why} covers one gradient a local step, and these steps take several of the same samples; use another "
+            "method, or local.oracle minibatch"
+        )
+    by_loss = isinstance(job.schedule, Schedule) and job.schedule.sampler.by_loss
+    if algorithm.needs.loss or by_loss:
+        asks = "the sampling goes by" if by_loss else "the method asks for"
+        yield f"{why} covers no losses, and {asks} clients' losses; use another {'sampling' if by_loss else 'method'}"
+    if algorithm.step.code is not None:
+        yield f"{why} clips the gradients of local steps, and local.code takes its own; leave it out"
+    if objective.private is not None:
+        yield f"{why} is of models that are shared whole; leave private parts out, or use privacy.unit client"
+    if objective.normalises is not None:
+        yield (
+            f"{objective.normalises}, and {why} clips the gradient of each sample alone; use norm=frozen, or "
+            "torch.nn.GroupNorm in its place"
+        )
+    term = algorithm.step.term
+    if term is not None and (term.per == "batch" or "class_counts" in term.needs):
+        yield f"{why} clips the gradient of each sample alone, and term {term.name} looks at others; leave it out"
 
 
 def _of_term(job: Job) -> Iterator[str]:

@@ -76,7 +76,7 @@ class PrivacySpent(Observer):
         sentence += "" if self.clip is None else f"; C is {self.clip:.4g} after them"
         about: dict[str, Any] = {
             "privacy": {
-                "unit": "client",
+                "unit": self.budget.unit,
                 "epsilon": epsilon,
                 "delta": spending.delta,
                 "limit": limit,

@@ -28,7 +28,7 @@ from fedconcord.federation.participation.jobs import Amount, job_lengths, refusa
 from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
 from fedconcord.federation.participation.sampling import Sampler, uniform
 from fedconcord.federation.participation.servers import Edges, distinct
-from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
+from fedconcord.federation.participation.work import Keyed, Rate, Size, Work, epoch_steps, fixed, rate_at
 from fedconcord.method.contract import Algorithm, Aside, Cohort, Orders, Plan, Roster, rng, weights
 from fedconcord.support.errors import UserError
 
@@ -49,7 +49,7 @@ class Schedule:
     lr: float | Rate  # local step size, or the one of each round
     work: Work = fixed(1)  # of a client in a round
     unit: Literal["epochs", "steps", "seconds"] = "epochs"  # of the work
-    batch_size: int | None = None  # samples of a step; all of the client's if none
+    batch_size: Size = None  # samples of a step; all of the client's if none
     lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
     sampler: Sampler = uniform()  # who is drawn
     lr_drops: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on, the step size is times that

@@ -132,8 +132,39 @@ WORK: dict[str, Callable[..., Work]] = by_name(fixed, uniform, gaussian, by_clie
 # -- samples: what a client draws by itself from its orders, keyed by (seed, round, client) ----------------------------
 
 
-def epoch_steps(n: int, batch_size: int | None) -> int:
+class Coins(NamedTuple):
+    """Batches for differential privacy of samples: each sample is in a step's batch by a coin of its own."""
+
+    probability: float  # q
+    toss: Callable[[int], np.ndarray] | None = None  # n -> [n] float64, uniform on [0, 1); None: keyed as batches are
+
+    def __repr__(self) -> str:  # the same wherever coins are tossed
+        return f"poisson({self.probability:g})"
+
+
+def poisson(probability: Annotated[Fraction, about("chance q of each sample to be in the batch of a step")]) -> Coins:
+    """Each sample of a client is in a step's batch by a coin of its own; an epoch is ceil(1 / q) steps.
+
+    What the accountant of differential privacy of samples assumes (`privacy.unit = sample`). Batches differ in size.
+    """
+    return Coins(probability)
+
+
+def full() -> None:
+    """All samples of the client in every step."""
+
+
+Size = int | Coins | None
+"""Samples in the batch of a local step: so many, by coins, or all of the client's."""
+
+BATCHES: dict[str, Callable[..., Size]] = by_name(full, poisson)
+"""Samples of a local step that are not a number of them, by name."""
+
+
+def epoch_steps(n: int, batch_size: Size) -> int:
     """Steps in one epoch of n samples; the last batch may be short. None: one full-batch step."""
+    if isinstance(batch_size, Coins):
+        return math.ceil(1 / batch_size.probability)
     return 1 if batch_size is None else -(-n // batch_size)
 
 
@@ -151,14 +182,25 @@ def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: 
     return out.reshape(-1, size)[:steps]
 
 
+def tossed(seed: int, round: int, client: int, n: int, coins: Coins, steps: int) -> np.ndarray:
+    """Sample positions [steps, B] of a client in a round, by coins; -1 pads all batches but the largest."""
+    toss = coins.toss or rng.generator(seed, rng.Purpose.BATCH, round, client).random
+    is_in = toss(steps * n).reshape(steps, n) < coins.probability
+    counts = is_in.sum(-1)
+    out = np.full((steps, max(1, int(counts.max(initial=0)))), -1, np.int64)
+    out[np.arange(out.shape[1]) < counts[:, None]] = np.nonzero(is_in)[1]
+    return out
+
+
 class Keyed(NamedTuple):
-    """Mini-batches by epochs of fresh permutations; methods with a table of M blocks draw a block a step instead.
+    """Mini-batches by epochs of fresh permutations, or by coins; methods with a table of M blocks draw a block a step
+    instead.
 
     `batch_size` None means that every step uses all samples of the client.
     """
 
     seed: int
-    batch_size: int | None
+    batch_size: Size
 
     def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
         """The samples of every local step of a client that holds n."""
@@ -172,6 +214,8 @@ class Keyed(NamedTuple):
             return Drawn(padded[blocks], blocks)
         if self.batch_size is None or (algorithm.step.oracle is not None and algorithm.step.oracle.kind == "full"):
             return Drawn(None)
+        if isinstance(self.batch_size, Coins):
+            return Drawn(tossed(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
         return Drawn(batches(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
 
     def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
@@ -190,16 +234,20 @@ class Keyed(NamedTuple):
         return np.array_split(order, algorithm.step.blocks)
 
     def width(self, algorithm: Algorithm, n: int) -> int:
-        """The most samples in one step of a client that holds n."""
+        """The most samples in one step of a client that holds n; with coins, the mean."""
         if algorithm.step.blocks is not None:
             return -(-n // algorithm.step.blocks)
+        if isinstance(self.batch_size, Coins):
+            return math.ceil(n * self.batch_size.probability)
         return n if self.batch_size is None else min(self.batch_size, n)
 
     def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
         """Mini-batches [S] in a full gradient of clients that hold n [S] samples."""
         if algorithm.step.blocks is not None:
             return np.full(len(n), algorithm.step.blocks, np.int64)
-        return np.ones(len(n), np.int64) if self.batch_size is None else -(-n // self.batch_size)
+        if self.batch_size is None or isinstance(self.batch_size, Coins):
+            return np.full(len(n), epoch_steps(1, self.batch_size), np.int64)
+        return np.asarray(-(-n // self.batch_size))
 
 
 # -- step sizes ----------------------------------------------------------------------------------------------------

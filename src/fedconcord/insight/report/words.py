@@ -182,12 +182,12 @@ def _answer_words(s: Summary) -> list[str]:
 def _privacy_words(s: Summary) -> list[str]:
     """What each private method spent, at most over its seeds, and that its metrics are no part of what is protected."""
     private = [(m.name, [r.head.privacy for r in m.runs if r.head.privacy is not None]) for m in s.methods]
-    most = [(name, max(runs, key=lambda spent: float(spent["epsilon"]))["said"]) for name, runs in private if runs]
-    sentences = [f"<b>{esc(s.method(name).short)}</b> {esc(sentence)}" for name, sentence in most]
+    most = [(name, max(runs, key=lambda spent: float(spent["epsilon"]))) for name, runs in private if runs]
+    sentences = [f"of a {one['unit']}: <b>{esc(s.method(name).short)}</b> {esc(one['said'])}" for name, one in most]
     if not sentences:
         return []
     figures = "The figures of this page are the simulator's view: they were measured without noise."
-    return [f"Differential privacy of a client: {'; '.join(sentences)}. {figures}"]
+    return [f"Differential privacy {'; '.join(sentences)}. {figures}"]
 
 
 def _tree_words(s: Summary) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedconcord.support.factories import Search
 
 TOPICS = (
-    *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
+    *("methods", "data", "models", "partitions", "skew", "sampling", "work", "batches"),
     *(
         "availability",
         "dropout",

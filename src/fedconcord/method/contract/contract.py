@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from fedconcord.method.contract.code import Code
-from fedconcord.method.contract.facts import Facts
+from fedconcord.method.contract.facts import Facts, StepNoise
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.method.contract.objective import Regulariser
 from fedconcord.method.contract.pieces import Piece
@@ -234,6 +234,7 @@ class Step(NamedTuple):
     addition: Callable[[Tree], Tensor] | None = None
     term: Term | None = None
     previous: Callable[[Tree, Tensor], Tensor] | None = None
+    noise: StepNoise | None = None
 
 
 @dataclass(frozen=True)
@@ -289,6 +290,7 @@ class Algorithm:
                 [d + D] then.
             term: of the clients' loss (`wrappers.terms`).
             previous: (row, x^t [d]) -> the client's last model, x^t where there is none; for terms that ask.
+            noise: what differential privacy of samples does to each step's gradient; None: nothing.
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
             memory: what its clients remember that stands for their gradients; see `Memory`.

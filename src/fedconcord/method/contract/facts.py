@@ -73,6 +73,15 @@ class Protection(NamedTuple):
     kind: Literal["central", "local"]  # who adds it: the server to the sum, or each client to its message
 
 
+class StepNoise(NamedTuple):
+    """What differential privacy of samples does to the gradient of a local step; see `wrappers.samples`."""
+
+    clip: float  # C, the largest l2 norm of a sample's gradient
+    noise: float  # z: the standard deviation of the Gaussian noise on the sum of clipped gradients is z C; 0: none
+    probability: float  # q: each sample is in the batch of a step by a coin of its own
+    draw: Callable[[int, int, int, int, int], np.ndarray]  # (n, seed, round, client, step) -> [n] int64, as `rng.noise`
+
+
 class Facts(NamedTuple):
     """What a method says of itself."""
 

@@ -69,6 +69,7 @@ class Conditions(NamedTuple):
     server: Tensor | None = None  # [d] the server's model x^t
     previous: Tensor | None = None  # [S, d] clients' models at the end of their last rounds
     class_counts: Tensor | None = None  # [S, C] samples of each class
+    place: Tensor | None = None  # [S, 1] int64: which of the round's clients it is, where steps have noise of their own
 
     def of(self, rows: Rows, step: int) -> Conditions:
         """Those of some of the clients in a step."""

@@ -31,7 +31,7 @@ class Purpose(IntEnum):
     NOISE = 9  # noise added to a client's message
     BLOCK = 10  # order of a client's blocks (table methods)
     VALIDATION = 11  # a client's samples that are set apart
-    PRIVACY = 12  # noise: of a client's message, or of a round's sum (client 0)
+    PRIVACY = 12  # noise: of a client's message, of each of its steps, or of a round's sum (client 0)
     ROUND = 13  # rounding of a client's contribution to a secure sum
     MASK = 14  # a client's dropout masks in a round
     CODE = 15  # a client's local training by code of the user's
@@ -46,13 +46,13 @@ class Purpose(IntEnum):
     HOSTILE = 40  # which clients attack in a simulation
 
 
-def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0, step: int = 0) -> np.random.Generator:
     """An independent generator for one key.
 
-    Philox is counter-based: (seed, purpose) is its key and (client, round) the high half of its counter, so distinct
-    keys never share a stream and a generator costs microseconds to make.
+    Philox is counter-based: (seed, purpose) is its key and (step, client, round) the high part of its counter, so
+    distinct keys never share a stream and a generator costs microseconds to make.
     """
-    return np.random.Generator(np.random.Philox(key=[seed, int(purpose)], counter=[0, 0, client, round]))
+    return np.random.Generator(np.random.Philox(key=[seed, int(purpose)], counter=[0, step, client, round]))
 
 
 def sweep(seed: int, purpose: Purpose, clients: int) -> Iterator[np.random.Generator]:
@@ -68,9 +68,9 @@ def sweep(seed: int, purpose: Purpose, clients: int) -> Iterator[np.random.Gener
         yield shared
 
 
-def noise(n: int, seed: int, round: int, client: int) -> np.ndarray:
-    """n whole numbers [n] int64 of `contract.discrete`, keyed by (seed, round, client)."""
-    return discrete(generator(seed, Purpose.PRIVACY, round, client).bit_generator.random_raw, n)
+def noise(n: int, seed: int, round: int, client: int, step: int = 0) -> np.ndarray:
+    """n whole numbers [n] int64 of `contract.discrete`, keyed by (seed, round, client, local step)."""
+    return discrete(generator(seed, Purpose.PRIVACY, round, client, step).bit_generator.random_raw, n)
 
 
 def torch_seed(seed: int, purpose: Purpose) -> int:

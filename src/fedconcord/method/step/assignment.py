@@ -49,6 +49,7 @@ from fedconcord.method.contract.pieces import (
 )
 from fedconcord.method.contract.wide import HasWide
 from fedconcord.method.step import sizes
+from fedconcord.method.step.noise import with_noise
 from fedconcord.method.step.sizes import Fixed, StepSize
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.step.walk import Chain, Walked, response
@@ -347,10 +348,12 @@ def with_conditions(
         streams = np.array([draw.integers(-(2**63), 2**63, dtype=np.int64) for draw in draws])
         masks = torch.as_tensor(streams, device=objective.device)[:, None]
         conditions = (conditions or Conditions())._replace(masks=masks)
-    if conditions is None or conditions is objective.conditions:
+    if conditions is not None and conditions is not objective.conditions:
+        assert objective.under is not None
+        objective = objective.under(conditions)
+    if algorithm.step.noise is None:
         return objective
-    assert objective.under is not None
-    return objective.under(conditions)
+    return with_noise(objective, algorithm.step.noise, objective.counts(places), orders)
 
 
 def close_rows(rows: Tree, private: Tensor | None) -> Tree:

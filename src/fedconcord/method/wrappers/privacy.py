@@ -53,9 +53,9 @@ from fedconcord.method.contract import (
     tree_map,
 )
 from fedconcord.method.contract.discrete import SIGMA
+from fedconcord.method.contract.grid import MOST, Grid, clipped, norm_of, too_little
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.wrappers.forms import contribution, forms, message
-from fedconcord.method.wrappers.grid import MOST, Grid, clipped, norm_of, too_little
 from fedconcord.method.wrappers.lift import lift
 from fedconcord.method.wrappers.uploads import is_packed
 from fedconcord.support.errors import UserError, in_words

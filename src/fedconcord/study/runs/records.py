@@ -93,7 +93,7 @@ def sentences(folder: Path) -> Iterator[str]:
         down, up = (size(bytes_of[f"bytes_{way}"]) for way in ("down", "up"))
         yield f"tree: {down} down to edge servers of tier {height}, {up} up from them, beside what clients got and sent"
     if (privacy := saved.get("privacy")) is not None:
-        yield f"privacy of a client: {privacy['said']}"
+        yield f"privacy of a {privacy['unit']}: {privacy['said']}"
 
 
 def refusals(folder: Path) -> Iterator[str]:

@@ -30,19 +30,17 @@ from fedconcord.method.wrappers.tables import with_table
 from fedconcord.method.wrappers.terms import with_term
 from fedconcord.method.wrappers.uploads import with_uploads
 from fedconcord.study.settings.methods import baseline
-from fedconcord.study.settings.parts import call_of, part, registry_of, work_of
+from fedconcord.study.settings.parts import batch_of, method_of, most_work, part, work_of
 from fedconcord.study.settings.privacy import protected, refuse_data
 from fedconcord.study.settings.problem import device_of, problem_of
 from fedconcord.study.settings.settings import Config
-from fedconcord.support import factories, grammar
+from fedconcord.support import grammar
 from fedconcord.support.errors import UserError
 
 
 def algorithm_of(config: Config) -> Algorithm:
     """The method with its parameters, before anything is put around it."""
-    called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
-    algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
-    return algorithm
+    return method_of(config.method or "fedavg", config.algorithm)
 
 
 def with_parts(
@@ -121,7 +119,7 @@ def build(config: Config) -> Job:
             lr=scaled(lr, part("lr_schedule", config.lr_schedule)),
             work=work_of(1 if work is None else work),
             unit=unit,
-            batch_size=None if local.batch_size == "full" else local.batch_size,
+            batch_size=batch_of(local.batch_size),
             lr_decay=local.lr_decay,
             lr_drops=tuple(local.lr_drops),
             sampler=part("sampling", config.sampling),
@@ -228,11 +226,9 @@ def advise(config: Config) -> None:
     if local.seconds is not None or not isinstance(local.lr, float):
         return
     work = local.epochs if local.steps is None else local.steps
-    amounts = call_of("local.epochs", work if isinstance(work, str) else f"fixed({work or 1})").resolved()
-    most: int = amounts.get("high") or amounts.get("value") or 1
+    most = int(most_work(work or 1, config.clients))
     if local.steps is None:
-        largest = int(problem.roster.samples.max())
-        most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
+        most *= epoch_steps(int(problem.roster.samples.max()), batch_of(local.batch_size))
     gamma = max(parameters["gamma"]) if isinstance(parameters["gamma"], list) else parameters["gamma"]
     share = config.cohort / config.clients
     family.check(family.conditions(share, parameters["a"], parameters["d"], gamma, local.lr, most))

@@ -20,7 +20,7 @@ from fedconcord.federation.objectives.streamed import Streamed
 from fedconcord.federation.participation.work import epoch_steps
 from fedconcord.method.contract import Problem
 from fedconcord.study.settings.methods import read_method
-from fedconcord.study.settings.parts import work_of
+from fedconcord.study.settings.parts import batch_of, work_of
 from fedconcord.study.settings.problem import first_problem, sizes_of
 from fedconcord.study.settings.settings import MOST_TRAIN_SAMPLES, Config, EvalSettings
 from fedconcord.support.errors import UserError
@@ -179,8 +179,7 @@ def samples_a_round(config: Config, problem: Problem) -> float:
     amount = float(np.mean([work(0, 0, client) for client in range(n)]))
     if local.steps is None:
         return config.cohort * amount * samples
-    batch = None if local.batch_size == "full" else local.batch_size
-    return config.cohort * amount * samples / epoch_steps(round(samples), batch)
+    return config.cohort * amount * samples / epoch_steps(round(samples), batch_of(local.batch_size))
 
 
 def _round_up(value: float) -> int:

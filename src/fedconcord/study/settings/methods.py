@@ -16,7 +16,16 @@ from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm
 from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.method.wrappers.terms import KNOWN_AS
-from fedconcord.study.settings.parts import PARTS, PARTS_OF_METHOD, call_of, canonical, part, registry_of, work_of
+from fedconcord.study.settings.parts import (
+    PARTS,
+    PARTS_OF_METHOD,
+    call_of,
+    canonical,
+    method_of,
+    part,
+    registry_of,
+    work_of,
+)
 from fedconcord.study.settings.privacy import calibrated
 from fedconcord.study.settings.problem import kind_of
 from fedconcord.study.settings.settings import LR, NATURAL, Config, LocalSettings, PrivacySettings, WireSettings
@@ -119,15 +128,17 @@ def check_local(local: LocalSettings) -> LocalSettings:
         if work is not None:
             work_of(work)
     lr = canonical("local.lr", local.lr) if isinstance(local.lr, str) else local.lr
+    batch = local.batch_size
+    batch = str(call_of("local.batch_size", batch)) if isinstance(batch, str) else batch
     texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in ("oracle", "optimiser", "term")}
-    return local.model_copy(update={"lr": lr, **texts})
+    return local.model_copy(update={"lr": lr, "batch_size": batch, **texts})
 
 
 def with_lr(local: LocalSettings, call: factories.Call) -> LocalSettings:
     """The local settings of a method with the step size that is usual where none is given; none if it has a rule."""
     if local.lr is not None:
         return local
-    method = factories.build(registry_of(call.name), "method", grammar.Spec(call.name, (), call.given))
+    method = method_of(call.name, call.given)
     has_rule = isinstance(method, Algorithm) and method.step.size is not None  # what is no method is refused later
     usual = LR if local.optimiser is None else part("local.optimiser", local.optimiser).lr
     return local if has_rule else local.model_copy(update={"lr": usual})

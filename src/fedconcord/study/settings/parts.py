@@ -28,7 +28,7 @@ from fedconcord.federation.participation.dropout import DROPOUT
 from fedconcord.federation.participation.events import CLOCKS
 from fedconcord.federation.participation.sampling import samplers
 from fedconcord.federation.participation.servers import TREES
-from fedconcord.federation.participation.work import WHAT, WORK, Work, rates
+from fedconcord.federation.participation.work import BATCHES, WHAT, WORK, Size, Work, rates
 from fedconcord.federation.partitions import partitions
 from fedconcord.federation.partitions.skew import FEATURES, LABELS
 from fedconcord.method.algorithms import METHODS, plugins
@@ -77,6 +77,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "task": Registry("task", TASKS, "tasks"),
     "adapters": Registry("adapters", ADAPTERS, "adapters"),
     "loss": Registry("loss", losses(), "losses"),
+    "local.batch_size": Registry("batches", BATCHES, "batches"),
     "local.lr": Registry("rule of step sizes", RULES, "lr"),
     "local.optimiser": Registry("local optimiser", OPTIMISERS, "optimisers"),
     "local.code": Registry("client code", codes(), "optimisers"),
@@ -103,12 +104,33 @@ def registry_of(method: str) -> Mapping[str, Callable[..., Algorithm]]:
     return BASELINES if method in BASELINES else plugins.available()
 
 
+def method_of(name: str, parameters: Mapping[str, Value]) -> Algorithm:
+    """The method, or baseline, with its parameters."""
+    algorithm: Algorithm = factories.build(registry_of(name), "method", grammar.Spec(name, (), parameters))
+    return algorithm
+
+
 def work_of(work: float | str) -> Work:
     """Local work from its setting: a number, or a draw of the registry."""
     if isinstance(work, float):
         return lambda seed, round, client: work
     rule: Work = part("local.epochs", f"fixed({work})" if isinstance(work, int) else work)
     return rule
+
+
+def most_work(work: float | str, clients: int) -> float:
+    """The most that a client does in a round, from the same setting."""
+    if not isinstance(work, str):
+        return work
+    options = call_of("local.epochs", work).resolved()
+    most: float | None = options.get("high") or options.get("value")
+    return most or max(work_of(work)(0, 0, client) for client in range(clients))  # the same in every round
+
+
+def batch_of(size: int | str) -> Size:
+    """The samples of a local step from their setting: a number, full, or a draw of the registry."""
+    of: Size = part("local.batch_size", size) if isinstance(size, str) else size
+    return of
 
 
 def clipping_of(clip: float | str) -> float | Adaptive:

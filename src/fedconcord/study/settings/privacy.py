@@ -6,11 +6,13 @@ from fedconcord.execution.job import accountant
 from fedconcord.execution.job.accountant import KEYED, Budget
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation.sampling import Sampler
+from fedconcord.federation.participation.work import Coins, epoch_steps
 from fedconcord.method.contract import Algorithm, Problem
+from fedconcord.method.contract.grid import too_little
 from fedconcord.method.wrappers.factors import FACTORS
-from fedconcord.method.wrappers.grid import too_little
 from fedconcord.method.wrappers.privacy import Adaptive, with_adaptive_privacy, with_privacy
-from fedconcord.study.settings.parts import clipping_of, part
+from fedconcord.method.wrappers.samples import with_sample_privacy
+from fedconcord.study.settings.parts import batch_of, clipping_of, method_of, most_work, part
 from fedconcord.study.settings.problem import kind_of
 from fedconcord.study.settings.settings import Config, PrivacySettings
 from fedconcord.support import grammar
@@ -24,6 +26,13 @@ def calibrated(config: Config) -> Config:
         UserError: privacy is given in part, or beside something that releases what is not protected.
     """
     privacy = config.privacy
+    coins, is_of_samples = config.local.batch_size, privacy.unit == "sample"
+    if isinstance(batch_of(coins), Coins) != is_of_samples or (is_of_samples and privacy.clip is None):
+        raise UserError(
+            f"privacy.unit is {privacy.unit}, local.batch_size {coins} and privacy.clip {privacy.clip}: privacy of "
+            "samples needs batches by coins and a bound on a sample's gradient, and no other job has such batches; "
+            "give all three, as in --dp-unit sample --batch-size 'poisson(0.05)' --dp-clip 1, or none of the first two"
+        )
     if privacy.clip is None:
         lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
         if lonely is not None:
@@ -38,9 +47,10 @@ def calibrated(config: Config) -> Config:
             "--dp-noise"
         )
     _refuse(config)
+    coin, steps = _coin(config), _steps(config)
     if privacy.noise is None:
         assert privacy.epsilon is not None
-        noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, _coin(config), config.rounds)
+        noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, coin, config.rounds * steps)
         privacy = privacy.model_copy(update={"noise": noise})
     elif (reason := too_little(privacy.noise)) is not None:
         raise UserError(reason)
@@ -59,6 +69,8 @@ def calibrated(config: Config) -> Config:
 
 def _refuse(config: Config) -> None:
     privacy, measures = config.privacy, config.eval
+    if privacy.unit == "sample":
+        _refuse_of_samples(config)
     if isinstance(privacy.clip, str) and privacy.kind == "local":
         raise UserError(
             f"privacy.clip {privacy.clip} follows how many messages are within the clip, and privacy.kind local would "
@@ -66,12 +78,12 @@ def _refuse(config: Config) -> None:
         )
     for key in ("aggregate", "hostile"):
         text = getattr(config, key)
-        if text is not None and grammar.parse(text).name not in FACTORS:  # of which each says so itself
+        if text is not None and privacy.unit == "client" and grammar.parse(text).name not in FACTORS:  # which say so
             raise UserError(
                 f"{key} {text} takes the contributions of clients apart, and privacy covers their sum "
                 "alone; leave one of them out"
             )
-    if privacy.delta >= 1 / config.clients:
+    if privacy.unit == "client" and privacy.delta >= 1 / config.clients:
         raise UserError(
             f"privacy.delta {privacy.delta:g} lets one of {config.clients} clients be published whole; give less than "
             f"{1 / config.clients:.2g}, usually far less"
@@ -89,14 +101,51 @@ def _refuse(config: Config) -> None:
         )
 
 
+def _refuse_of_samples(config: Config) -> None:
+    """Why settings do not go with privacy of samples; of the method, `job.refusals` says it."""
+    privacy, local = config.privacy, config.local
+    if isinstance(privacy.clip, str):
+        raise UserError(
+            f"privacy.clip {privacy.clip} follows the norms of messages, and privacy.unit sample clips gradients; give "
+            "a number"
+        )
+    if privacy.kind != "central":
+        raise UserError(
+            f"privacy.kind {privacy.kind} is of noise on messages, and with privacy.unit sample each client has noise "
+            "in its steps; leave it out"
+        )
+    if local.seconds is not None:
+        raise UserError(
+            "local.seconds leaves open how many steps clients take, each of which spends privacy of samples; give "
+            "local.epochs or local.steps"
+        )
+    if config.clock is not None:
+        raise UserError(
+            f"clock {config.clock} leaves open how often a client takes part, which spends privacy of samples; leave "
+            "one of them out"
+        )
+
+
 def refuse_data(config: Config, problem: Problem) -> None:
     """Refuse data of one's own whose numbers were made with sums of the clients' samples, which nothing protects.
 
     Raises:
         UserError: they were.
     """
-    inner = supervised(problem)
-    if config.privacy.clip is None or inner is None or kind_of(config.data) == "named":
+    inner, privacy = supervised(problem), config.privacy
+    if privacy.unit == "sample":
+        most = int(problem.roster.samples.max())
+        if privacy.delta >= 1 / most:
+            raise UserError(
+                f"privacy.delta {privacy.delta:g} lets one of a client's {most} samples be published whole; give less "
+                f"than {1 / most:.2g}, usually far less"
+            )
+        if inner is not None and inner.factor is not None:
+            raise UserError(
+                f"the loss {inner.loss_of.name} weighs samples by what the others of their client hold, which privacy "
+                "of samples does not cover; use another loss, or privacy.unit client"
+            )
+    if privacy.clip is None or inner is None or kind_of(config.data) == "named":
         return
     if str((inner.data.preprocessing or {}).get("statistics", "")).startswith("sums"):
         raise UserError(
@@ -110,7 +159,22 @@ def refuse_data(config: Config, problem: Problem) -> None:
         )
 
 
+def _steps(config: Config) -> int:
+    """How often a round spends: once, or with privacy of samples at each of the most steps that a client takes."""
+    local, coins = config.local, batch_of(config.local.batch_size)
+    if config.privacy.unit == "client" or not isinstance(coins, Coins):
+        return 1
+    prescribed = method_of(config.method or "fedavg", config.algorithm).step.steps
+    if prescribed is not None:
+        return prescribed
+    work = local.epochs if local.steps is None else local.steps
+    return int(most_work(work or 1, config.clients)) * (epoch_steps(1, coins) if local.steps is None else 1)
+
+
 def _coin(config: Config) -> float | None:
+    coins = batch_of(config.local.batch_size)
+    if isinstance(coins, Coins):
+        return coins.probability
     sampler: Sampler = part("sampling", config.sampling)
     return config.cohort / config.clients if sampler.poisson else None
 
@@ -121,15 +185,19 @@ def budget_of(config: Config) -> Budget | None:
     if privacy.clip is None or not privacy.noise:
         return None
     coin = _coin(config)
-    if privacy.kind == "local":
+    steps, unit = _steps(config), privacy.unit
+    if unit == "sample":
+        many = f"{steps} local steps a round" if steps > 1 else "one local step a round"
+        sampled = f"noise in every local step, {many} at most, each sample in each with probability {coin:.4g}"
+    elif privacy.kind == "local":
         sampled = "noise on each message, no amplification claimed"
     elif coin is None:
         sampled = f"noise on the sum, no amplification claimed for sampling {config.sampling}; poisson has one"
     else:
         sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
     description = f"{_bounded(config)}, {sampled}"
-    spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)
-    return Budget(spending, privacy.epsilon, config.rounds, description)
+    spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)._replace(steps=steps)
+    return Budget(spending, privacy.epsilon, config.rounds, description, unit=unit)
 
 
 def _bounded(config: Config) -> str:
@@ -139,7 +207,8 @@ def _bounded(config: Config) -> str:
     assert privacy.noise is not None
     rule = clipping_of(privacy.clip)
     if not isinstance(rule, Adaptive):
-        return f"messages clipped to {rule:g}, noise {privacy.noise:g} times that"
+        what = "messages" if privacy.unit == "client" else "gradients of samples"
+        return f"{what} clipped to {rule:g}, noise {privacy.noise:g} times that"
     noises = rule.noises(privacy.noise, config.cohort)
     return (
         f"messages clipped to C, from {rule.start:g} towards quantile {rule.quantile:g} of their norms, noise "
@@ -158,10 +227,12 @@ def privacy_note(config: Config, generator: str = KEYED) -> str | None:
         return None
     budget = budget_of(config)
     if budget is None:
-        return f"{config.label}: messages clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
+        what = "messages" if privacy.unit == "client" else "gradients of samples"
+        return f"{config.label}: {what} clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
     epsilon = budget.spending.epsilon(budget.rounds)
     return (
-        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a client after {budget.rounds} rounds; "
+        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit} after {budget.rounds} "
+        f"rounds; "
         f"{budget.said}; {generator}"
     )
 
@@ -177,7 +248,9 @@ def protected(algorithm: Algorithm, config: Config) -> Algorithm:
     if privacy.clip is None:
         return algorithm
     assert privacy.noise is not None
-    clip = clipping_of(privacy.clip)
+    clip, coins = clipping_of(privacy.clip), batch_of(config.local.batch_size)
+    if isinstance(coins, Coins) and not isinstance(clip, Adaptive):
+        return with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
     if isinstance(clip, Adaptive):
         return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
     return with_privacy(algorithm, clip, privacy.noise, privacy.kind, config.cohort)

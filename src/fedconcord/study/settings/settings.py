@@ -53,8 +53,8 @@ class LocalSettings(BaseModel):
     """local steps of a client in a round, in place of epochs"""
     seconds: Positive | str | None = key(None, "a number > 0 or a draw such as uniform(1,5)")
     """simulated seconds that a client computes in a round, in place of epochs; needs devices"""
-    batch_size: Count | Literal["full"] = key(10, stage="job")
-    """number of samples in the mini-batch of a local step, or full for all samples of the client"""
+    batch_size: Count | str = key(10, "an integer >= 1, full or poisson(0.05)", stage="job", metavar="N")
+    """number of samples in the mini-batch of a local step; full: all of the client's; poisson(q): each with chance q"""
     lr: Positive | str | None = key(
         None, "a number > 0 or a rule such as auto", usual=LR, stage="job", metavar="LR", search=Search(0.01, 1.0)
     )
@@ -201,21 +201,21 @@ class EvalSettings(BaseModel):
 
 
 class PrivacySettings(BaseModel):
-    """Differential privacy of clients; none without `clip`."""
+    """Differential privacy of clients, or of samples; none without `clip`."""
 
     model_config = STRICT
     clip: Positive | str | None = key(
         None, "a number > 0 or a rule such as adaptive(quantile=0.5)", stage="job", name="dp_clip", metavar="CLIP"
     )
-    """largest l2 norm of all that a client sends in a round; turns differential privacy on"""
+    """largest l2 norm of a client's message, or of a sample's gradient; turns differential privacy on"""
+    unit: Literal["client", "sample"] = key("client", stage="job", name="dp_unit")
+    """what is protected: a client with all its samples, or each sample, which is a row of a table"""
     noise: NotNegative | None = key(None, stage="job", name="dp_noise")
-    """noise multiplier: the standard deviation of the Gaussian noise, divided by clip; if none, it follows from
-    epsilon"""
+    """noise multiplier: the noise's standard deviation divided by clip; if none, it follows from epsilon"""
     epsilon: Annotated[float, Field(gt=0, le=1000)] | None = key(None, stage="job")
-    """privacy budget epsilon: the noise follows from it and the number of rounds, or, where the noise is given, the run
-    ends when the budget is spent"""
+    """privacy budget: the noise follows from it and the rounds, or the run ends when it is spent, if noise is given"""
     delta: Part = key(1e-5, stage="job")
-    """the delta of (epsilon, delta)-privacy, which must be below 1 / clients"""
+    """the delta of (epsilon, delta)-privacy, below 1 / clients or 1 / samples"""
     kind: Literal["central", "local"] = "central"
     """who adds the noise: central, the server to the sum; local, every client to its own message"""
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Tree, tree_leaves, tree_map
 from fedconcord.method.contract.discrete import BITS, SIGMA
+from fedconcord.method.contract.trees import Tree, tree_leaves, tree_map
 from fedconcord.support.errors import UserError
 
 LEAST = 1e-4  # of the noise over C: sums of messages fit float64's whole numbers, in which masks come off

@@ -1,0 +1,113 @@
+"""The gradients of local steps with differential privacy of samples: DP-SGD (Abadi et al., CCS 2016, Algorithm 1).
+
+    g = (sum over the samples of a step of clip(grad f_ij(x), C) + z C N(0, I)) / (q n_i)
+
+Each sample is in a step by a coin of its own of chance q, so that the denominator is what comes on average, whoever
+came; a step that nobody is in has noise alone. Clipped gradients are whole numbers and so is the noise
+(`contract.grid`): their sum is exact in every order, and one sample moves it by no more than C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract import Conditions, Objective, Orders
+from fedconcord.method.contract.facts import StepNoise
+from fedconcord.method.contract.grid import Grid, clipped
+
+AT_ONCE = 2**21  # numbers in the gradients of samples that lie in memory side by side
+DRAWN = 2**16  # numbers of noise that are drawn at once, for several steps where a model is small: a call takes 3 ms
+
+
+class _Round(NamedTuple):
+    """What the steps of a round's clients have in common."""
+
+    rule: StepNoise
+    counts: np.ndarray  # [S] samples of each client
+    orders: Sequence[Orders]  # of each
+    blocks: dict[int, tuple[int, np.ndarray]]  # client -> a step, and the noise of it and of those that follow [k, d]
+
+    def noise(self, place: int, step: int, d: int) -> np.ndarray:
+        """The noise [d] int64 of a client in a step."""
+        order, most = self.orders[place], max(1, DRAWN // d)
+        first = step - step % most
+        if self.blocks.get(place, (-1,))[0] != first:
+            steps = max(1, min(most, order.steps - first))
+            numbers = self.rule.draw(steps * d, order.seed, order.round, order.id, first)
+            self.blocks[place] = first, numbers.reshape(steps, d)
+        noise: np.ndarray = self.blocks[place][1][step - first]
+        return noise
+
+
+def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders: Sequence[Orders]) -> Objective:
+    """The objective of a round's clients whose gradients are clipped sample by sample and have noise, step by step.
+
+    It has gradients of local steps alone: whatever else asks for one without orders fails.
+
+    Args:
+        counts: [S] samples of each client.
+        orders: of each client, in the order of the rows of x.
+    """
+    places = torch.arange(len(counts), device=objective.device)[:, None]
+    conditions = (objective.conditions or Conditions())._replace(place=places)
+    return _under(objective, _Round(rule, counts, orders, {}), conditions)
+
+
+def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
+    rule, places = of.rule, conditions.place
+    assert places is not None
+
+    def sum_of(row: int, x: Tensor, samples: Tensor) -> Tensor:
+        """The sum [d] of clipped gradients at x [d]: of whole numbers, or of numbers where there is no noise."""
+        few = max(1, AT_ONCE // len(x))
+        total = x.new_zeros(len(x), dtype=torch.int64 if rule.noise else x.dtype)
+        for some in torch.split(samples, few):
+            each = _of_samples(inner, conditions, row, len(some)).gradients(
+                x.expand(len(some), -1), some[:, None], None
+            )
+            short = Grid(rule.clip, rule.noise).integers(each) if rule.noise else clipped(each, rule.clip)
+            total += short.sum(0)
+        return total
+
+    def one(row: int, x: Tensor, samples: Tensor) -> Tensor:
+        place = int(places[row, 0])
+        total = sum_of(row, x, samples)
+        if rule.noise:
+            noise = torch.as_tensor(of.noise(place, conditions.step, len(x))).to(total.device)
+            total = Grid(rule.clip, rule.noise).numbers(total + noise, x.dtype)
+        mean: Tensor = total / (rule.probability * int(of.counts[place]))
+        return mean
+
+    def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        came = samples if weight is None else [mine[share > 0] for mine, share in zip(samples, weight, strict=True)]
+        return torch.stack([one(row, x[row], mine) for row, mine in enumerate(came)])
+
+    return replace(
+        inner,
+        gradient=lambda x, samples: one(0, x, samples),
+        gradients=gradients,
+        each=None,
+        accumulate=None,
+        network=None,
+        hessian=None,
+        train=None,
+        conditions=conditions,
+        under=lambda other: _under(inner, of, other),
+    )
+
+
+def _of_samples(inner: Objective, conditions: Conditions, row: int, samples: int) -> Objective:
+    """The objective of so many samples of a client, a row each, under what the client's step is taken under."""
+    if inner.conditions is None:
+        return inner
+    assert inner.under is not None
+    mine = conditions._replace(place=None).of(torch.full((samples,), row), conditions.step)
+    if mine.masks is not None:  # a sample's own: its place in the batch is what the masks of a batch go by
+        mine = mine._replace(masks=mine.masks + torch.arange(samples, device=mine.masks.device)[:, None])
+    return inner.under(mine)
