@@ -9,6 +9,11 @@ discrete Gaussian of deviation SIGMA; and all that follows, rounding to the mode
 clipped to SIGMA / z - sqrt(L) / 2 of them before. The norm of q is looked at again, with room for its own errors, and a
 message beyond SIGMA / z counts as zeros: the bound does not rest on the clipping.
 
+**How far one sample moves a sum that is rounded once.** To round each sample's gradient would take longer than to make
+it. Each is clipped by its norm in float64, and they are added up in float64: the l2 error of a sum of m vectors of norm
+c at most is below m (m + 2) 2^-53 c, in whatever order. With and without one of n samples, a sum in steps, rounded to
+the nearest whole numbers, differs by the one vector, twice that error, and sqrt(d) / 2 twice.
+
 **What the noise costs.** The discrete Gaussian around q of variance SIGMA^2 is what comes of a continuous number around
 q of variance SIGMA^2 - r^2 if that is rounded at random by a discrete Gaussian of deviation r around it: up to a factor
 within 1 +- 2 eta for each number, eta = 2 exp(-2 pi^2 r^2) (Poisson summation; Peikert, CRYPTO 2010, Theorem 3.1). With
@@ -52,6 +57,22 @@ class Grid(NamedTuple):
         whole = tree_map(torch.round, clipped(tree_map(lambda leaf: leaf.double() * (most / self.clip), up), room))
         is_short = norm_of(whole) <= most * (1 - margin)
         return tree_map(lambda leaf: torch.where(is_short, leaf, torch.zeros_like(leaf)).long(), whole)
+
+    def room(self, d: int, n: int) -> float:
+        """The largest norm of vectors [d], n at most, of which one moves their sum, `rounded`, by SIGMA / z at most.
+
+        Raises:
+            UserError: so many parameters, or such noise, that clipping and rounding leave nothing.
+        """
+        margin = (d + 8 + 2 * n * (n + 4)) * 2.0**-52
+        room = (SIGMA / self.noise - math.sqrt(d)) / (1 + margin)
+        if room <= 0:
+            raise UserError(f"privacy.noise {self.noise:g} leaves nothing of a gradient of {d} numbers; give less")
+        return room * self.noise * self.clip / SIGMA
+
+    def rounded(self, total: Tensor) -> Tensor:
+        """A sum [d] float64 in whole numbers int64."""
+        return (total * (SIGMA / (self.noise * self.clip))).round().long()
 
     def numbers(self, whole: Tree, dtype: torch.dtype) -> Tree:
         """What whole numbers stand for."""

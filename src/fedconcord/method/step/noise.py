@@ -3,8 +3,8 @@
     g = (sum over the samples of a step of clip(grad f_ij(x), C) + z C N(0, I)) / (q n_i)
 
 Each sample is in a step by a coin of its own of chance q, so that the denominator is what comes on average, whoever
-came; a step that nobody is in has noise alone. Clipped gradients are whole numbers and so is the noise
-(`contract.grid`): their sum is exact in every order, and one sample moves it by no more than C.
+came; a step that nobody is in has noise alone. The sum is rounded to whole numbers once, and so is the noise one
+(`contract.grid`): one sample moves the rounded sum by no more than C, as there is room for what rounding adds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fedconcord.method.contract import Conditions, Objective, Orders
 from fedconcord.method.contract.facts import StepNoise
-from fedconcord.method.contract.grid import Grid, clipped
+from fedconcord.method.contract.grid import Grid
 
-AT_ONCE = 2**21  # numbers in the gradients of samples that lie in memory side by side
+AT_ONCE = 2**20  # numbers in the gradients of samples that lie in memory side by side
 DRAWN = 2**16  # numbers of noise that are drawn at once, for several steps where a model is small: a call takes 3 ms
 
 
@@ -63,26 +63,27 @@ def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
     rule, places = of.rule, conditions.place
     assert places is not None
 
-    def sum_of(row: int, x: Tensor, samples: Tensor) -> Tensor:
-        """The sum [d] of clipped gradients at x [d]: of whole numbers, or of numbers where there is no noise."""
-        few = max(1, AT_ONCE // len(x))
-        total = x.new_zeros(len(x), dtype=torch.int64 if rule.noise else x.dtype)
-        for some in torch.split(samples, few):
+    def sum_of(row: int, x: Tensor, samples: Tensor, clip: float) -> Tensor:
+        """The sum [d] float64 of gradients at x [d] clipped to such a norm; what is not finite counts as zeros."""
+        total = x.new_zeros(len(x), dtype=torch.float64)
+        for some in torch.split(samples, max(1, AT_ONCE // len(x))):
             each = _of_samples(inner, conditions, row, len(some)).gradients(
                 x.expand(len(some), -1), some[:, None], None
             )
-            short = Grid(rule.clip, rule.noise).integers(each) if rule.noise else clipped(each, rule.clip)
-            total += short.sum(0)
+            norm = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
+            share = (clip / norm).clamp(max=1.0)
+            if not bool(norm.isfinite().all()):
+                share, each = share.nan_to_num(0.0), each.nan_to_num(0.0, 0.0, 0.0)
+            total += share @ each.double()
         return total
 
     def one(row: int, x: Tensor, samples: Tensor) -> Tensor:
-        place = int(places[row, 0])
-        total = sum_of(row, x, samples)
+        place, grid = int(places[row, 0]), Grid(rule.clip, rule.noise)
+        total = sum_of(row, x, samples, grid.room(len(x), int(of.counts[place])) if rule.noise else rule.clip)
         if rule.noise:
             noise = torch.as_tensor(of.noise(place, conditions.step, len(x))).to(total.device)
-            total = Grid(rule.clip, rule.noise).numbers(total + noise, x.dtype)
-        mean: Tensor = total / (rule.probability * int(of.counts[place]))
-        return mean
+            total = grid.numbers(grid.rounded(total) + noise, torch.float64)
+        return (total / (rule.probability * int(of.counts[place]))).to(x.dtype)
 
     def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
         came = samples if weight is None else [mine[share > 0] for mine, share in zip(samples, weight, strict=True)]
