@@ -40,16 +40,18 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "support": Wing(1350, 1000),
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     # compiled steps of second models, of steps inside a step and ahead: 60 lines
-    "method": Wing(11200, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # clients that hold parts of the model, by the ranks of their factors: 110 lines
+    "method": Wing(11310, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
-        # (265), R between two factors (30); losses (25)
-        11420,
+        # (265), R between two factors (30); losses (25); ranks of clients (25)
+        11440,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
-    "execution": Wing(6300, 4900, ("rows", "messages", "engines", "job", "run")),
+    # messages that have what a client holds of the model: 30 lines
+    "execution": Wing(6330, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
@@ -190,8 +192,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25; clients that come and go, and a
     # server that gives up on one, without rounds: 50; noise on whole numbers: 150; targets of tokens: 265
     # compiled steps of methods with further gradients: 60; a kernel for the losses that methods ask: 30
+    # low-rank factors of different ranks, each client sent its own rows and columns: 165
     # gone: fields by their former names, 100
-    assert sum(sizes().values()) <= 45_760
+    assert sum(sizes().values()) <= 45_925
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
