@@ -23,9 +23,11 @@ from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.participation.clock import equal
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.contract import Algorithm, Oracle, Tree, orders_of
+from fedconcord.method.contract.code import Batch, Code, Visit
 from fedconcord.method.step.assignment import Assignment
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.step.step import client_step
+from fedconcord.method.wrappers.code import with_code
 from fedconcord.method.wrappers.hostile import gaussian, with_hostile
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
@@ -72,6 +74,11 @@ def mean_move(x: Tensor, clients: list[Tensor], weights: Tensor) -> dict[str, Te
     return {name: sum(parts) - weights.sum() * product(x, name) for name, parts in each.items()}  # type: ignore[misc]
 
 
+def far_apart(n: int) -> Tensor:
+    """Models [n, d]."""
+    return torch.randn(n, MIXED.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 # -- one step of the server ------------------------------------------------------------------------------------------
 
 
@@ -81,7 +88,7 @@ def test_the_mean_of_products_of_clients_own_ranks(rule: str, cohort: str) -> No
     """From factors that are far apart; the server's have all components. flora has the mean, and hlora the nearest of
     the largest rank."""
     weights = WEIGHTS[cohort]
-    draws = torch.randn(5, MIXED.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    draws = far_apart(5)
     x, clients = draws[0], [held(draws[k + 1], k) for k in range(len(weights))]
     algorithm = ruled(rule, of=MIXED)
     starts = torch.stack([held(x, k) for k in range(len(clients))])
@@ -93,6 +100,16 @@ def test_the_mean_of_products_of_clients_own_ranks(rule: str, cohort: str) -> No
         left = new[f"{name}.weight"] - base[f"{name}.weight"] + product(x, name) - target
         tail = torch.linalg.svdvals(target)[max(RANKS) :].norm() if rule == "hlora" else torch.zeros(())
         assert float(left.norm()) == pytest.approx(float(tail), rel=1e-12, abs=1e-12 * float(target.norm()))
+
+
+def test_components_that_clients_lack_shrink_by_their_weight() -> None:
+    """Of hlora, where no client moves: clients 0, 1 and 2 have ranks 1, 3 and 2."""
+    algorithm, draws = ruled("hlora", of=MIXED), far_apart(2)
+    x = stepped(algorithm, draws[0], draws[1:], WEIGHTS["one"]).x  # components in the order of singular values
+    after = stepped(algorithm, x, x.expand(3, -1), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)).x
+    for name in LAYERS:
+        before, now = (torch.linalg.svdvals(product(model, name))[:3] for model in (x, after))
+        torch.testing.assert_close(now, before * torch.tensor([1.0, 0.8, 0.3], dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 # -- whole rounds ----------------------------------------------------------------------------------------------------
@@ -180,6 +197,22 @@ def test_engines_agree(rule: str, method: str) -> None:
     assert_same_server(wire, expected)
     assert (wire.bytes_up, wire.bytes_down) == (expected.bytes_up, expected.bytes_down)
     assert float((expected.server.x - MIXED.init(SCHEDULE.seed)).norm()) > 1e-3
+
+
+def test_code_of_the_users_has_the_clients_rank() -> None:
+    """Plain SGD by hand is the local step, to rounding."""
+
+    def train(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
+        for inputs, targets in batches:
+            model.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter -= visit.lr * parameter.grad
+
+    job = Job(MIXED, ruled("hlora", with_code(fedavg(), Code(train)), MIXED), SCHEDULE)
+    assert_same_server(run(job, 3), run(Job(MIXED, ruled("hlora", of=MIXED), SCHEDULE), 3))
 
 
 def test_an_attack_of_noise_has_no_more_of_the_model_than_its_client() -> None:

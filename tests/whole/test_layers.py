@@ -31,8 +31,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once
     # sites that know each other: a file of keys, compared before round 0; secure sums of whole numbers, whose bits are
-    # refused where the noise says them
-    "fedconcord_sites": Wing(3475, 2800),
+    # refused where the noise says them; models with what is added to their weights
+    "fedconcord_sites": Wing(3477, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     "fedconcord_flower": Wing(2140, 1600),
 }

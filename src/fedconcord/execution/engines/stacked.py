@@ -306,7 +306,7 @@ class StackedCohort:
             return computed
         total = phase.contribute(up, senders_of(self.space, plan, select), share.cohort)
         total = _reduce(total) if phase.combine is None else total
-        bytes_up = bytes_of_all(phase.portion, tree_map(lambda leaf: leaf[0], up), ids[plan.heard[select]])
+        bytes_up = bytes_of_all(phase.portion, up, ids[plan.heard[select]]) // len(select)
         return computed._replace(total=total, finite=[finite(up, len(select))], bytes_up=bytes_up)
 
     def _sum(
