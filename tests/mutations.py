@@ -127,7 +127,7 @@ MUTATIONS: dict[str, Mutation] = {
     "fedex: clients train without what was added": factors(
         "method/step/assignment.py", "=algorithm.step.addition(down)", "=0 * algorithm.step.addition(down)"
     ),
-    "flora: clients of a lower rank taken to have begun with all of it": Mutation(
+    "flora: clients taken to begin with all ranks": Mutation(
         (Edit("method/wrappers/factors.py", "_within(parts, server.x, senders.id)", "server.x"),), MIXED_RANKS
     ),
     "scaffold: sign flipped": scaffold(("Constant(down.c - row.c)", "Constant(row.c - down.c)")),
