@@ -239,7 +239,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "asynchronous: chunks of several starts": asynchronous(
         "execution/engines/stacked.py",
-        "if plan.version is None:\n        return [order]",
+        "if starts is None:\n        return [order]",
         "if True:\n        return [order]",
     ),
     "asynchronous: a reply left out undoes the damping": asynchronous(

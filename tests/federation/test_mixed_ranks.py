@@ -292,7 +292,10 @@ def refused(algorithm: Algorithm, of: Supervised = MIXED, **schedule: Any) -> st
 
 
 REFUSALS: dict[str, tuple[Callable[[], str], str]] = {
-    "fedit": (lambda: refused(fedavg()), r"ranks differ between clients, which means of A and of B \(FedIT\) cannot"),
+    "fedit": (
+        lambda: refused(fedavg()),
+        r"ranks differ between clients, which FedIT \(the means of A and of B\) cannot",
+    ),
     "fedex": (
         lambda: refused(ruled("fedex", of=MIXED)),
         "which aggregate fedex cannot average; use aggregate flora or",
@@ -306,6 +309,13 @@ REFUSALS: dict[str, tuple[Callable[[], str], str]] = {
 def test_what_would_not_be_exact_is_refused(case: str) -> None:
     sentence, words = REFUSALS[case]
     assert re.search(words, sentence())
+
+
+def test_private_factors_have_one_rank() -> None:
+    private = {"lr": 0.1, "private": "1.lora*|3.lora*"}
+    adapters = "lora(where='1|3',rank=[2,4],also='5')"
+    with pytest.raises(UserError, match="ranks differ between clients"):
+        start(build(resolve_run(from_nested({**SETTINGS, "adapters": adapters, "local": private}, "test"))))
 
 
 def test_other_messages_are_refused() -> None:

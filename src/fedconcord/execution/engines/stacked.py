@@ -349,13 +349,10 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
 def _alike(plan: Plan, order: np.ndarray, portion: Portion | None) -> list[np.ndarray]:
     """Positions in a plan, cut by the model that clients began from, newest first, or by the part of it that they hold:
     a chunk has one start."""
-    if portion is not None:
-        starts = -portion.first(plan.ids[order])
-    elif plan.version is not None:
-        starts = plan.version[order]
-    else:
+    starts = plan.version if portion is None else -portion.first(plan.ids)
+    if starts is None:
         return [order]
-    return [order[starts == start] for start in np.unique(starts)[::-1]]
+    return [order[starts[order] == start] for start in np.unique(starts[order])[::-1]]
 
 
 def _reduce(shares: Tree) -> Tree:

@@ -104,12 +104,13 @@ def reasons(job: Job) -> Iterator[str]:
 
 def _of_ranks(job: Job) -> Iterator[str]:
     """Why clients cannot have low-rank factors of different ranks in this job."""
-    pairs, algorithm, schedule = job.problem.objective.pairs, job.algorithm, job.schedule
+    algorithm, schedule, whole = job.algorithm, job.schedule, supervised(job.problem)
+    pairs = job.problem.objective.pairs if whole is None else whole.pairs  # private ones too
     if not (pairs and pairs[0].ranks):
         return
     if algorithm.phases.portion is None:
         rule = algorithm.facts.factors
-        name = "means of A and of B (FedIT)" if rule is None else f"aggregate {rule}"
+        name = "FedIT (the means of A and of B)" if rule is None else f"aggregate {rule}"
         yield f"ranks differ between clients, which {name} cannot average; use aggregate flora or hlora, or one rank"
     elif isinstance(schedule, Schedule) and schedule.devices is not None:
         yield (
