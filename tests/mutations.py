@@ -36,6 +36,7 @@ DISCRETE = ("tests/method/test_discrete.py",)
 ROBUST = ("tests/method/test_robust.py",)
 SERVERS = ("tests/federation/test_servers.py", "-k", "nest or bytes or absent or lost or chances or edges")
 FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
+MIXED_RANKS = ("tests/federation/test_mixed_ranks.py", "-k", "products")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py",)
@@ -125,6 +126,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "fedex: clients train without what was added": factors(
         "method/step/assignment.py", "=algorithm.step.addition(down)", "=0 * algorithm.step.addition(down)"
+    ),
+    "flora: clients taken to begin with all ranks": Mutation(
+        (Edit("method/wrappers/factors.py", "_within(parts, server.x, senders.id)", "server.x"),), MIXED_RANKS
     ),
     "scaffold: sign flipped": scaffold(("Constant(down.c - row.c)", "Constant(row.c - down.c)")),
     "scaffold: control variates never stored": scaffold(("Row(c)\n", "row\n"), ("server.c + total.c", "server.c")),
@@ -235,7 +239,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "asynchronous: chunks of several starts": asynchronous(
         "execution/engines/stacked.py",
-        "if plan.version is None:\n        return [order]",
+        "if starts is None:\n        return [order]",
         "if True:\n        return [order]",
     ),
     "asynchronous: a reply left out undoes the damping": asynchronous(

@@ -318,7 +318,9 @@ class Site:
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
         self.gate.admit_model(frame, opened.models)
-        x = codec.unpack("x", frame, opened.client.forms.x, opened.client.objective.device)
+        messages, addition = opened.client.forms, opened.job.algorithm.step.addition
+        like = messages.x if addition is None else torch.cat([messages.x, addition(messages.down)])
+        x = codec.unpack("x", frame, like, opened.client.objective.device)
         measured = figures(model_of(opened.job), x, opened.test, opened.train)
         return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
 

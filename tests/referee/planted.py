@@ -77,6 +77,7 @@ ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's 
     "fedprox as fedvra: N over S, rounded": "of a table of parameters, not of a method",
     "saga: the table's mean against the method's own constant": "of an oracle on blocks, which are drawn at random",
     "fedex: weights taken to sum to 1": "of low-rank factors, which no problem here has",
+    "flora: clients taken to begin with all ranks": "of low-rank factors, which no problem here has",
     **{
         name: why
         for name in mutations.MUTATIONS

@@ -216,11 +216,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "server": {"server": "momentum(0.9)"},
     "independent": {"sampling": "bernoulli(0.6)", "cohort": None},
     "network": {"model": "2nn", "rounds": 2},
+    "ranks": {"model": "2nn", "rounds": 2, "adapters": "lora(where='1|3',rank=[1,3])", "aggregate": "flora"},
+    "ranks, cut": {"model": "2nn", "rounds": 2, "adapters": "lora(where='1|3',rank=[1,3])", "aggregate": "hlora"},
+    "fedex": {"model": "2nn", "rounds": 2, "adapters": "lora(where='1|3',rank=2)", "aggregate": "fedex"},
 }
 
 
 @pytest.mark.parametrize(
-    "what", [what if what in ("loss", "l1") else pytest.param(what, marks=slow) for what in VARIANTS]
+    "what", [what if what in ("loss", "l1", "ranks") else pytest.param(what, marks=slow) for what in VARIANTS]
 )
 def test_whatever_a_job_is_made_of_sites_compute_the_same(what: str, files: Path, tmp_path: Path) -> None:
     job = with_(BASE, **{"method": "fedavg", **VARIANTS[what]})

@@ -9,6 +9,9 @@ is what others call FedIT. With B alone (FFA-LoRA, Sun et al., ICLR 2024) A is o
 the products is exact; other ways to have it so are rules of `wrappers.factors`, which a job names as its `aggregate`. A
 run's final model has the products added to its weights: it is the plain model again.
 
+Ranks may differ between clients: the server has factors of the largest rank r, and client i the first r_i rows of A and
+columns of B, with s = alpha / r for all. Memory and arithmetic of a simulation are those of r.
+
 With R alone the weight is W + s B R A with R [rank, rank], which starts at 0; A and B are the leading singular vectors
 of W, those in B times the singular values (LoRA-XS, Balazy et al. 2024, arXiv 2405.17604). rank^2 numbers are sent, and
 the mean of the products is exact. Fed-SB (Singhal et al. 2025, arXiv 2502.15436) averages such an R between factors
@@ -24,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.method.contract.flat import Layout
@@ -34,6 +38,7 @@ from fedconcord.support.parameters import Count, Positive, about
 
 A, B, R, BASE = "lora_A", "lora_B", "lora_R", "base"
 Trained = Literal["both", "B", "R"]
+Ranks = Annotated[list[Count], Field(min_length=1)]
 
 
 class Adapted(nn.Module):
@@ -41,13 +46,20 @@ class Adapted(nn.Module):
 
     Args:
         fan_in_fan_out: the weight is [in, out], as in GPT-2's Conv1D, and not [out, in].
+        ranks: of clients in turn, where they differ.
     """
 
     def __init__(
-        self, base: nn.Module, rank: int, scale: float, fan_in_fan_out: bool = False, train: Trained = "both"
+        self,
+        base: nn.Module,
+        rank: int,
+        scale: float,
+        fan_in_fan_out: bool = False,
+        train: Trained = "both",
+        ranks: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
-        self.base, self.scale, self.fan_in_fan_out = base, scale, fan_in_fan_out
+        self.base, self.scale, self.fan_in_fan_out, self.ranks = base, scale, fan_in_fan_out, ranks
         weight = _weight(base).detach()
         weight = weight.mT if fan_in_fan_out else weight
         outputs, inputs = weight.shape
@@ -77,8 +89,14 @@ class Adapters(NamedTuple):
 
 def lora(
     where: Annotated[str, about("regular expression that the names of the linear layers match")] = ".*",
-    rank: Annotated[Count, about("rank of the products")] = 8,
-    alpha: Annotated[Positive, about("the products are alpha / rank times B A")] = 16.0,
+    rank: Annotated[
+        Count | Ranks,
+        about(
+            "rank of the products; or a list such as [2,4,8], which clients have in turn by their numbers, for "
+            "aggregate flora or hlora"
+        ),
+    ] = 8,
+    alpha: Annotated[Positive, about("the products are alpha / rank times B A; of several ranks the largest")] = 16.0,
     also: Annotated[str, about("regular expression of layers trained whole, beside a head that starts at random")] = "",
     train: Annotated[
         Trained,
@@ -93,8 +111,16 @@ def lora(
     Hu et al., ICLR 2022; with train=B it is FFA-LoRA (Sun et al., ICLR 2024), with R LoRA-XS (Balazy et al. 2024).
 
     Raises:
-        UserError: no layer matches, an expression is none, or a layer has no such rank.
+        UserError: no layer matches, an expression is none, a layer has no such rank, or clients of different ranks are
+            to train one factor alone.
     """
+    ranks = tuple(rank) if isinstance(rank, list) else (rank,)
+    largest, differ = max(ranks), len(set(ranks)) > 1
+    if differ and train != "both":
+        raise UserError(
+            f"adapters lora: ranks that differ between clients are of A and B, given train={train}; leave train out, "
+            "or give one rank"
+        )
 
     def attach(model: nn.Module) -> nn.Module:
         linear = [name for name, layer in model.named_modules() if name and _is_linear(layer)]
@@ -113,10 +139,10 @@ def lora(
         for name in layers:
             layer = model.get_submodule(name)
             most = min(_weight(layer).shape)
-            if rank > most:
-                raise UserError(f"adapters lora: rank {rank} is above the {most} that layer {name!r} can have")
+            if largest > most:
+                raise UserError(f"adapters lora: rank {largest} is above the {most} that layer {name!r} can have")
             parent, _, last = name.rpartition(".")
-            pair = Adapted(layer, rank, alpha / rank, _is_conv1d(layer), train)
+            pair = Adapted(layer, largest, alpha / largest, _is_conv1d(layer), train, ranks if differ else ())
             setattr(model.get_submodule(parent), last, pair)
         return model
 
@@ -167,7 +193,7 @@ def pairs(model: nn.Module, layout: Layout) -> tuple[Pair, ...]:
             (rank, inputs), (outputs, _) = layer.lora_A.shape, layer.lora_B.shape
             begin = every[-1].weight + every[-1].size if every else 0
             a, b = (begins[f"{name}.{factor}"] for factor in (A, B))
-            every.append(Pair(a, b, rank, outputs, inputs, layer.scale, layer.fan_in_fan_out, begin))
+            every.append(Pair(a, b, rank, outputs, inputs, layer.scale, layer.fan_in_fan_out, begin, layer.ranks))
     return tuple(every)
 
 

@@ -24,6 +24,7 @@ from fedconcord.method.contract import (
     Problem,
     Tree,
     TwoBlockRow,
+    bytes_of_all,
     tree_bytes,
     tree_map,
     weights,
@@ -163,8 +164,8 @@ class Simulated(NamedTuple):
         works or is lost in mid-round, counted by the first process, and x^0 to those of this process's that begin."""
         algorithm, count = self.assignment.algorithm, 0
         if phase is not None and self.team.rank == 0:
-            count = int((~plan.answers).sum()) + len(plan.aside.lost) + len(plan.aside.stale)
-            count *= tree_bytes(phase.message)
+            ids = np.concatenate([plan.ids[~plan.answers], plan.aside.lost, plan.aside.stale]).astype(np.int64)
+            count = bytes_of_all(phase.portion, phase.message, ids)
         if phase is None or phase.number == PRELUDE or algorithm.phases.prelude is None:
             count += joining(algorithm, self.store, plan, self.team, phase is not None) * tree_bytes(server.x)
         return count

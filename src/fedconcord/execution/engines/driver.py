@@ -114,7 +114,9 @@ def decide(
         down = down if total is None else algorithm.phases.prelude.absorb(down, total)
     combine = None if algorithm.phases.combine is None else partial(algorithm.phases.combine, server)
     downs = {**versions, plan.round: down}
-    plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine, downs), plan)
+    plan, total, more = link.gather(
+        Phase(TRAIN, message, down, algorithm.contribute, combine, downs, algorithm.phases.portion), plan
+    )
     link.keep(plan)
     passed = passed + between(reached, message, through(plan), () if total is None else total)
     cohort, refused = cohort_of(space, plan), tuple(sorted((*refused, *more)))

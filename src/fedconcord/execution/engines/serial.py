@@ -18,6 +18,7 @@ from fedconcord.method.contract import (
     Plan,
     Problem,
     Tree,
+    cut_for,
     finite,
     orders_of,
     space_of,
@@ -68,7 +69,7 @@ class SerialCohort:
         else:
             self._train([phase.down_of(plan, k) for k in range(len(ids))], plan)
             replies = {i: self.steps[i].up for i in ids}
-        bytes_up = sum(tree_bytes(replies[i]) for i in plan.ids[plan.heard].tolist())
+        bytes_up = sum(tree_bytes(cut_for(phase.portion, replies[i], i)) for i in plan.ids[plan.heard].tolist())
         self.costs = self.costs.plus(bytes_down, bytes_up)
         rest = self.clients.sound(plan, np.array([bool(finite(replies[i], 1)) for i in ids], bool))
         refused = np.setdiff1d(plan.ids, rest.ids).tolist()

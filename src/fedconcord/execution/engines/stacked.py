@@ -24,8 +24,10 @@ from fedconcord.method.contract import (
     Objective,
     Phase,
     Plan,
+    Portion,
     Problem,
     Tree,
+    bytes_of_all,
     cohort_of,
     finite,
     model_of,
@@ -219,7 +221,7 @@ class StackedCohort:
             order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
             store = MemoryStore(store.template)
         chunks = []
-        for some in _alike(plan, order):
+        for some in _alike(plan, order, self.algorithm.phases.portion):
             number = -(-len(some) // chunk)
             chunks += [some[k::number] for k in range(number)]  # dealt out: about the same work
         return Share(plan, cohort, chunks, store, is_idle)
@@ -304,7 +306,7 @@ class StackedCohort:
             return computed
         total = phase.contribute(up, senders_of(self.space, plan, select), share.cohort)
         total = _reduce(total) if phase.combine is None else total
-        bytes_up = tree_bytes(up) // len(select) * int(plan.heard[select].sum())
+        bytes_up = bytes_of_all(phase.portion, up, ids[plan.heard[select]]) // len(select)
         return computed._replace(total=total, finite=[finite(up, len(select))], bytes_up=bytes_up)
 
     def _sum(
@@ -344,12 +346,13 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
     )
 
 
-def _alike(plan: Plan, order: np.ndarray) -> list[np.ndarray]:
-    """Positions in a plan, cut by the model that clients began from, newest first: a chunk has one start."""
-    if plan.version is None:
+def _alike(plan: Plan, order: np.ndarray, portion: Portion | None) -> list[np.ndarray]:
+    """Positions in a plan, cut by the model that clients began from, newest first, or by the part of it that they hold:
+    a chunk has one start."""
+    starts = plan.version if portion is None else -portion.first(plan.ids)
+    if starts is None:
         return [order]
-    versions = plan.version[order]
-    return [order[versions == version] for version in np.unique(versions)[::-1]]
+    return [order[starts[order] == start] for start in np.unique(starts[order])[::-1]]
 
 
 def _reduce(shares: Tree) -> Tree:

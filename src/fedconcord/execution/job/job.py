@@ -72,7 +72,7 @@ class Job:
 
     @cached_property
     def cost(self) -> Cost:
-        """What a round asks of one client: bytes, and mini-batch gradients."""
+        """What a round asks of one client: bytes, and mini-batch gradients; of one that holds all of the model."""
         oracle = self.assignment.oracle
         messages = forms(self.algorithm, self.problem.init(self.schedule.seed))
         each = gradients_of(self.assignment.pieces(with_oracle(messages.local, oracle, messages.x, messages.x)))

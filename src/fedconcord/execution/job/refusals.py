@@ -45,6 +45,7 @@ def reasons(job: Job) -> Iterator[str]:
         solver.refuse(job.solver, algorithm, objective.regulariser is not None),
     )
     yield from (reason for reason in reasons if reason is not None)
+    yield from _of_ranks(job)
     yield from _of_layers(job)
     if isinstance(objective.private, Parts):
         is_windowed = objective.private.frozen or objective.private.before
@@ -103,6 +104,23 @@ def reasons(job: Job) -> Iterator[str]:
             objective.hessian(job.problem.init(job.schedule.seed), torch.tensor([0], device=objective.device))
         except UserError as large:
             yield str(large)
+
+
+def _of_ranks(job: Job) -> Iterator[str]:
+    """Why clients cannot have low-rank factors of different ranks in this job."""
+    algorithm, schedule, whole = job.algorithm, job.schedule, supervised(job.problem)
+    pairs = job.problem.objective.pairs if whole is None else whole.pairs  # private ones too
+    if not (pairs and pairs[0].ranks):
+        return
+    if algorithm.phases.portion is None:
+        rule = algorithm.facts.factors
+        name = "FedIT (the means of A and of B)" if rule is None else f"aggregate {rule}"
+        yield f"ranks differ between clients, which {name} cannot average; use aggregate flora or hlora, or one rank"
+    elif isinstance(schedule, Schedule) and schedule.devices is not None:
+        yield (
+            "simulated seconds (devices) count whole messages, and clients whose ranks differ are sent parts of them; "
+            "leave devices out, or give one rank"
+        )
 
 
 def _of_layers(job: Job) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
-from fedconcord.method.contract import Objective, Orders, Tree, TwoBlockRow, model_of, tree_map
+from fedconcord.method.contract import Objective, Orders, Tree, TwoBlockRow, cut_for, fill_for, model_of, tree_map
 from fedconcord.method.step.assignment import Assignment, block_gradients, settled
 from fedconcord.method.step.step import ask, client_step, passes
 from fedconcord.method.wrappers.forms import Contribute, Forms
@@ -116,6 +116,7 @@ class RemoteClient:
 
     def _sent(self, frame: Frame, name: str, up: Tree, contribute: Contribute) -> dict[str, Tensor]:
         """What goes up of a message."""
+        up = cut_for(self.assignment.algorithm.phases.portion, up, self.id)
         return codec.pack(name, up) if self.member is None else self.member.cover(frame, up, contribute)
 
     # -- before round 0, and beside the rounds --------------------------------------------------------------------
@@ -179,7 +180,9 @@ class RemoteClient:
         if frame.fields["orders"]["waited"]:  # nothing is broadcast for them; the step is void
             zeros = tree_map(lambda leaf: torch.zeros_like(leaf, device=self.objective.device), self.forms.down)
             return self._step(frame, zeros, None)
-        return self._step(frame, self._tree("down", frame, self.forms.down), None)
+        portion = self.assignment.algorithm.phases.portion
+        down = self._tree("down", frame, cut_for(portion, self.forms.down, self.id))
+        return self._step(frame, fill_for(portion, down, self.id), None)
 
     def _step(self, frame: Frame, down: Tree, gradient: Tensor | None) -> Frame | None:
         state = self._resolved(frame, down)

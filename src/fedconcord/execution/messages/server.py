@@ -29,6 +29,8 @@ from fedconcord.method.contract import (
     Plan,
     Population,
     Tree,
+    cut_for,
+    fill_for,
     finite,
     orders_of,
     tree_sum,
@@ -213,7 +215,7 @@ class RemoteServer:
             if self.algorithm.phases.prelude is not None:
                 kind, fields = "train", {"orders": order._asdict(), "counted": None}
                 tensors = codec.pack("answer", total)
-            like = () if order.late else self.forms.up
+            like = () if order.late else cut_for(phase.portion, self.forms.up, i)
             requests[i] = Request(self.frame(kind, plan.round, i, fields, tensors), "reply", "up", like)
         again = {i: self._asked[i].frame for i in requests} if self._asked else {}
         lost = {i: self._lost(plan.round, i, broadcast, total) for i in plan.aside.lost}
@@ -226,7 +228,8 @@ class RemoteServer:
         fields: dict[str, Any] = {"orders": order._asdict(), "counted": None if counted is None else list(counted)}
         if ledger.silent.get(i):
             fields["silent"] = ledger.silent[i]
-        tensors = ({} if order.answers else codec.pack("down", broadcast)) | self._first(order.round, i)
+        down = cut_for(self.algorithm.phases.portion, broadcast, i)
+        tensors = ({} if order.answers else codec.pack("down", down)) | self._first(order.round, i)
         if i in ledger.owed:
             tensors |= codec.pack("settle", ledger.settles[ledger.owed[i]])
         return fields, tensors
@@ -240,7 +243,8 @@ class RemoteServer:
         """What a client gets that is lost in mid-round."""
         counted = self.ledger.counted.get(client)
         fields = {"orders": None, "counted": None if counted is None else list(counted)}
-        tensors = codec.pack("down", broadcast) | codec.pack("answer", total) | self._first(round, client)
+        down = cut_for(self.algorithm.phases.portion, broadcast, client)
+        tensors = codec.pack("down", down) | codec.pack("answer", total) | self._first(round, client)
         return self.frame("lost", round, client, fields, tensors)
 
     def frame(
@@ -322,6 +326,7 @@ class RemoteServer:
                 self._add(repeated=1, resent_up=len(data))
                 return
             tree = codec.unpack(request.name, frame, request.like, self.space.device) if request.name else ()
+            tree = fill_for(self.algorithm.phases.portion, tree, client) if request.name == "up" else tree
             numbers = (frame.fields.get(name, 0) for name in ("gradient_steps", "fingerprint"))
             reply = Reply(tree, bool(finite(tree, 1)), *(codec.whole(number) for number in numbers))
         except FrameError as wrong:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from fedconcord.method.contract.code import Code
@@ -192,6 +193,15 @@ class Settle(NamedTuple):
     row: Callable[[Tree, Tree], Tree]  # (message, row after `finish`) -> row
 
 
+class Portion(NamedTuple):
+    """Which part of the model a client holds, where clients hold different ones; the rest is 0 there, and does not
+    travel."""
+
+    first: Callable[[np.ndarray], np.ndarray]  # ids [S] -> [S] the lowest id of a client that holds the same part
+    cut: Callable[[Tree, int], Tree]  # (broadcast or message, client) -> what of it travels
+    fill: Callable[[Tree, int], Tree]  # the inverse, with zeros for the rest
+
+
 class Phases(NamedTuple):
     """What a method exchanges beside one message of each client in each round; `Algorithm` explains the fields."""
 
@@ -203,6 +213,7 @@ class Phases(NamedTuple):
     unheard: Callable[[Tree, Cohort], Tree] | None = None
     late: bool = False
     asynchronous: Literal["damped", "undamped"] | None = None
+    portion: Portion | None = None
 
 
 class Needs(NamedTuple):
@@ -266,6 +277,7 @@ class Algorithm:
             late: whether late replies are kept for the round they come in.
             asynchronous: whether contributions made from earlier models may be summed. damped: by sender.w alone, in
                 which the model's part is linear, and what enters a running sum has none of it; undamped: as they are.
+            portion: the part of the model that each client holds; None: all of it.
         needs: what the method reads that costs a message or rules out a setting.
             everyone: it takes all clients in every round.
             inclusion: it reads sender.inclusion, so only samplings with known probabilities will do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedconcord.method.contract.pieces import At, Place, Traits
@@ -20,6 +21,7 @@ class Pair(NamedTuple):
     scale: float
     fan_in_fan_out: bool  # the weight is [inputs, outputs], as of GPT-2's Conv1D; else [outputs, inputs]
     weight: int  # where the weight begins in an addition to all frozen weights, [D]
+    ranks: tuple[int, ...] = ()  # of clients in turn, by their numbers, who hold the first of its rows and columns
 
     @property
     def size(self) -> int:
@@ -40,6 +42,19 @@ class Pair(NamedTuple):
     def flat(self, product: Tensor) -> Tensor:
         """scale times a product of factors [outputs, inputs], as the weight lies in memory, [size]."""
         return self.scale * (product.mT if self.fan_in_fan_out else product).reshape(-1)
+
+
+def parts_of(pairs: tuple[Pair, ...], dim: int) -> Tensor | None:
+    """The entries of x [R, d] bool that clients hold whose ranks differ: client i those of row i mod R; None where all
+    hold all of it."""
+    if not pairs or not pairs[0].ranks:
+        return None
+    parts = torch.ones(len(pairs[0].ranks), dim, dtype=torch.bool)
+    for pair in pairs:
+        for part, rank in zip(parts, pair.ranks, strict=True):
+            a, b = pair.factors(part)
+            a[rank:], b[:, rank:] = False, False
+    return parts
 
 
 class Window(NamedTuple):

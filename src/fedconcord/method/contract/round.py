@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import rng
-from fedconcord.method.contract.contract import Algorithm, Cohort, Sender
+from fedconcord.method.contract.contract import Algorithm, Cohort, Portion, Sender
 from fedconcord.method.contract.objective import Problem, Regulariser
-from fedconcord.method.contract.trees import Tree, tree_leaves, tree_map, tree_sum
+from fedconcord.method.contract.trees import Tree, tree_bytes, tree_leaves, tree_map, tree_sum
 
 
 class Aside(NamedTuple):
@@ -147,10 +147,13 @@ class Phase(NamedTuple):
     contribute: Callable[[Tree, Sender, Cohort], Tree]  # (reply, sender, cohort) -> what is summed
     combine: Callable[[Tree, Sender, Cohort], Tree] | None = None  # in place of the sum; see `Algorithm.combine`
     downs: Mapping[int, Tree] = MappingProxyType({})  # `down` of each version that the plan names
+    portion: Portion | None = None  # the part of it that each client holds; None: all of it
 
     def down_of(self, plan: Plan, position: int) -> Tree:
         """What the client at this position of the plan has of the server."""
-        return self.down if plan.version is None else self.downs[int(plan.version[position])]
+        down = self.down if plan.version is None else self.downs[int(plan.version[position])]
+        client = int(plan.ids[position])
+        return fill_for(self.portion, cut_for(self.portion, down, client), client)
 
 
 class Gathered(NamedTuple):
@@ -239,6 +242,24 @@ def sender_of(space: Space, plan: Plan, position: int) -> Sender:
 def behind(plan: Plan) -> np.ndarray:
     """Local steps [S] behind each client's reply."""
     return plan.steps if plan.waited is None else plan.steps + plan.waited
+
+
+def cut_for(portion: Portion | None, message: Tree, client: int) -> Tree:
+    """What travels of a message to a client, or of one from it."""
+    return message if portion is None else portion.cut(message, client)
+
+
+def fill_for(portion: Portion | None, message: Tree, client: int) -> Tree:
+    """The message again of which `cut_for` gave a part, with zeros for the rest."""
+    return message if portion is None else portion.fill(message, client)
+
+
+def bytes_of_all(portion: Portion | None, message: Tree, ids: np.ndarray) -> int:
+    """Bytes of a message to each of these clients [S], or of one like it from each."""
+    if portion is None:
+        return len(ids) * tree_bytes(message)
+    first, counts = (each.tolist() for each in np.unique(portion.first(ids), return_counts=True))
+    return sum(n * tree_bytes(portion.cut(message, client)) for client, n in zip(first, counts, strict=True))
 
 
 def finite(sent: Tree, clients: int) -> Tensor:

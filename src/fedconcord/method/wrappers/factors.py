@@ -13,6 +13,12 @@ on with, and whether the rest, s (P - B+ A+), is added to the frozen weights, wh
     flora     fresh factors, B+ = 0         the rest (all) is added exact
     hlora     the best of rank r            nothing is added        off by the tail of P's spectrum
 
+Where ranks differ between clients (`Pair.ranks`), client i is sent the first r_i rows of A and columns of B, starts
+from W + s B A of these, and sends as many back; P is the one above, of the clients' own products. flora's clients miss
+nothing of the model by that, as B is 0 when a round starts. hlora's start from the best of rank r_i, as the server has
+the components of B A in the order of singular values; what client i was not sent is not in its product, so that P is
+without w_i of it. Rules that average factors are refused.
+
 rolora (Chen et al. 2025) needs no products: B moves in even rounds and A in odd ones, and the mean is linear in the
 one that moves. All else that is trained is averaged as the method has it.
 
@@ -34,8 +40,11 @@ from torch import Tensor
 
 from fedconcord.method.contract import (
     Algorithm,
+    Client,
     Cohort,
+    Done,
     Population,
+    Portion,
     Sender,
     Tree,
     model_of,
@@ -43,7 +52,7 @@ from fedconcord.method.contract import (
     tree_map,
 )
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
-from fedconcord.method.contract.pairs import Pair
+from fedconcord.method.contract.pairs import Pair, parts_of
 from fedconcord.method.wrappers.forms import COHORT, message
 from fedconcord.method.wrappers.lift import lift, moved
 from fedconcord.method.wrappers.turns import in_turn
@@ -76,7 +85,7 @@ def fedex() -> FactorRule:
 
     Singhal et al., ACL 2025 (FedEx-LoRA).
     """
-    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, name, None, True))
+    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, dim, name, None, True))
 
 
 @definition()
@@ -89,7 +98,7 @@ def flora() -> FactorRule:
     def fresh(pair: Pair, product: Stack, uniform: Tensor) -> tuple[Tensor, Tensor]:
         return uniform / math.sqrt(pair.inputs), uniform.new_zeros(pair.outputs, pair.rank)
 
-    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, name, fresh, True))
+    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, dim, name, fresh, True))
 
 
 @definition()
@@ -98,7 +107,7 @@ def hlora() -> FactorRule:
 
     Liu et al. 2025 (HLoRA): B = U sqrt(S), A = sqrt(S) V; the error is the rest of the spectrum.
     """
-    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, name, _nearest, False))
+    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, dim, name, _nearest, False))
 
 
 @definition()
@@ -171,18 +180,19 @@ class Apart(NamedTuple):
 
 
 def _by_products(
-    algorithm: Algorithm, pairs: tuple[Pair, ...], name: str, factors: Factors | None, adds: bool
+    algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, name: str, factors: Factors | None, adds: bool
 ) -> Algorithm:
     """The method whose server goes on with `factors` of the clients' products, or with its own; `adds`: the rest."""
     move_in = _refuse_products(algorithm, name, keeps=factors is None)
-    numbers = sum(pair.size for pair in pairs)
+    numbers, parts = sum(pair.size for pair in pairs), None if factors is None else parts_of(pairs, dim)
 
     def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Apart:
         move = list(tree_leaves(up).values())[move_in]
         return Apart(algorithm.contribute(up, sender, cohort), move, move[..., :0] if adds else ())
 
     def combine(server: Based, rows: Apart, senders: Sender, cohort: Cohort) -> Apart:
-        models = torch.cat([server.x[None], server.x + rows.x])
+        starts = server.x if parts is None else _within(parts, server.x, senders.id)
+        models = torch.cat([server.x[None], starts + rows.x])
         weights = torch.cat([1 - senders.w.sum(0, keepdim=True), senders.w])
         stacks = [_stack(pair, models, weights) for pair in pairs]
         x = torch.zeros_like(server.x)
@@ -221,7 +231,7 @@ def _by_products(
         offered = algorithm.models(server.inner)
         return {name: torch.cat([x, server.addition]) for name, x in offered.items()} if adds else offered
 
-    return replace(
+    wrapped = replace(
         lifted,
         contribute=contribute,
         update=update,
@@ -229,6 +239,54 @@ def _by_products(
         phases=lifted.phases._replace(combine=combine),
         step=lifted.step._replace(addition=(lambda down: down.addition) if adds else None),
     )
+    return wrapped if parts is None else _in_parts(wrapped, parts, name)
+
+
+def _in_parts(algorithm: Algorithm, parts: Tensor, name: str) -> Algorithm:
+    """The method whose clients hold parts [R, d] of x in turn: of vectors [..., d] no more travels.
+
+    Raises:
+        UserError: its rounds are not one message each way.
+    """
+    phases, dim = algorithm.phases, parts.shape[-1]
+    if phases.prelude or phases.prologue or phases.settle or phases.communicates:
+        raise UserError(
+            f"aggregate {name} with ranks that differ between clients is for methods of one message each way a round, "
+            "and this one has others; use fedavg or fedprox, or one rank"
+        )
+    places = [torch.nonzero(part).flatten() for part in parts]
+
+    def entries(client: int, device: torch.device) -> Tensor:
+        return places[client % len(parts)].to(device)
+
+    def of_vectors(message: Tree, width: int, f: Callable[[Tensor], Tensor]) -> Tree:
+        """f of the vectors [..., width] of a message; what is added to the frozen weights is none of them."""
+        if isinstance(message, Based):
+            return message._replace(inner=of_vectors(message.inner, width, f))
+        return tree_map(lambda leaf: f(leaf) if leaf.ndim and leaf.shape[-1] == width else leaf, message)
+
+    def cut(message: Tree, client: int) -> Tree:
+        return of_vectors(message, dim, lambda leaf: leaf[..., entries(client, leaf.device)])
+
+    def fill(message: Tree, client: int) -> Tree:
+        def whole(leaf: Tensor) -> Tensor:
+            return leaf.new_zeros(*leaf.shape[:-1], dim).index_copy(-1, entries(client, leaf.device), leaf)
+
+        return of_vectors(message, len(places[client % len(parts)]), whole)
+
+    def finish(down: Based, row: Tree, result: Done, client: Client) -> tuple[Tree, Tree]:
+        """The rest is 0, unless an attack or client code made it something else."""
+        up, new = algorithm.finish(down, row, result, client)
+        return of_vectors(up, dim, lambda leaf: _within(parts, leaf, client.id)), new
+
+    portion = Portion(lambda ids: ids % len(parts), cut, fill)
+    return replace(algorithm, finish=finish, phases=phases._replace(portion=portion))
+
+
+def _within(parts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
+    """Vectors x [..., d] of clients with ids [] or [S, 1], with zeros where they hold nothing: [d] or [S, d]."""
+    rows = parts.to(ids.device).index_select(0, (ids % len(parts)).flatten())
+    return torch.where(rows.view(*ids.shape[:-1], -1), x, x.new_zeros(()))
 
 
 def _stack(pair: Pair, models: Tensor, weights: Tensor) -> Stack:

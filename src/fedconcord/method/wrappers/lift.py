@@ -81,6 +81,7 @@ def lift(
         client_model=client_model and (lambda state: client_model(rows.get(state))),
         phases=phases._replace(
             asynchronous=None,  # until the wrapper is known to be right with it
+            portion=None,  # which is of the messages as they were: no wrapper goes around one
             prologue=prologue
             and prologue._replace(
                 row=lambda state, blocks: rows.put(state, prologue.row(rows.get(state), blocks)),
