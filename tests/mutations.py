@@ -92,6 +92,10 @@ def grid(old: str, new: str) -> Mutation:
     return Mutation((Edit("method/contract/grid.py", old, new),), (*PRIVACY, *DISCRETE))
 
 
+def steps(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(f"method/{file}.py", old, new),), ("tests/method/test_sample_privacy.py",))
+
+
 def adaptive(old: str, new: str) -> Mutation:
     return Mutation((Edit("method/wrappers/privacy.py", old, new),), ("tests/method/test_adaptive_clip.py",))
 
@@ -536,6 +540,17 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "privacy: rounding makes no message longer": grid(" - math.sqrt(count) / 2", ""),
     "privacy: messages of another step": grid("(self.noise * self.clip / SIGMA)", "(self.clip / SIGMA)"),
+    "privacy of samples: gradients clipped together": steps(
+        "step/noise", "dim=1, dtype=torch.float64)", "dtype=torch.float64)[None]"
+    ),
+    "privacy of samples: divided by who came": steps(
+        "step/noise", "rule.probability * int(of.counts[place])", "max(1, len(samples))"
+    ),
+    "privacy of samples: the first step's noise in all": steps("step/noise", "[step - first]", "[0]"),
+    "privacy of samples: no room for rounding": steps("contract/grid", " - math.sqrt(d)) / (1 + margin)", ")"),
+    "privacy of samples: a sample's masks are its client's": steps(
+        "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
+    ),
     "privacy: noise of another law": Mutation(
         (Edit("method/contract/discrete.py", "away * away, 2 * bits + 1", "away * away, 2 * bits"),), DISCRETE
     ),

@@ -613,3 +613,29 @@ def test_what_is_given_stays() -> None:
     assert chosen(case, 4) == (4, 2)
     assert chosen(case, 20, 3) == (10, 3)
     assert chosen(case, "auto", 1) == (10, 1)
+
+
+def test_a_model_is_built_for_its_start_and_not_in_every_round() -> None:
+    """Weights that are read from files, or trained first as here, take longer than a round."""
+    builds = []
+
+    def model() -> nn.Module:
+        builds.append(1)
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    draw = np.random.default_rng(0)
+    data = Dataset(
+        "some", draw.normal(size=(20, 5)), draw.integers(0, 3, 20), np.zeros((1, 5)), np.zeros(1, np.int64), 3
+    )
+    problem = Supervised(model, data, [np.arange(10), np.arange(10, 20)])
+    job = Job(problem, METHODS["fedavg"](), Schedule(1, 2, 0.1, batch_size=4), engine=Stacked())
+    state = start(job)
+    before = len(builds)
+    for _ in range(3):
+        state = advance(job, state)
+    assert len(builds) == before <= 3
+    assert torch.equal(problem.init(1), problem.init(1))
+    assert not torch.equal(problem.init(1), problem.init(2))
+    first = problem.init(1)
+    problem.init(1).zero_()
+    assert torch.equal(problem.init(1), first)

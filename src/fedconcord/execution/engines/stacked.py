@@ -88,10 +88,19 @@ class Stacked:
             UserError: gradients of several clients at once cannot be computed, so that no round could be; or compiled
                 steps are asked for and numba is not installed, or they are not for this job.
         """
+        x = problem.init(0)
+        engine, objective = self._chosen(problem, assignment, plan, rounds, x)
+        if engine.chunk != 1 and objective.accumulate is None:
+            objective.gradients(torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None)
+        return engine
 
+    def _chosen(
+        self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int, x: Tensor
+    ) -> tuple[Stacked, Objective]:
+        """With what was left open chosen, and the objective of the local steps, at any model x [d]."""
         objective = problem.objective
         if assignment.algorithm.step.term is not None:  # for which no kernel is written
-            objective = with_term_of(objective, assignment.algorithm, problem.init(0), None, np.zeros(2, np.int64))
+            objective = with_term_of(objective, assignment.algorithm, x, None, np.zeros(2, np.int64))
 
         def choice() -> str:
             by = self.kernel
@@ -104,10 +113,7 @@ class Stacked:
         if by == "compiled":
             compiled.check(objective, assignment)
             compiled.load(objective.dtype)
-        if width > 1 and objective.accumulate is None:
-            x = problem.init(0)
-            objective.gradients(torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None)
-        return replace(self, chunk=width, workers=number, kernel=by)
+        return replace(self, chunk=width, workers=number, kernel=by), objective
 
     def open(
         self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
@@ -119,7 +125,10 @@ class Stacked:
         """All of them, in this process or those of the team."""
 
         def cohort(clients: Simulated, server: Tree, plan: Plan) -> StackedCohort:
-            return StackedCohort(self.prepare(problem, assignment, plan) if len(plan.ids) else self, clients, server)
+            engine = self
+            if len(plan.ids):
+                engine, _ = self._chosen(problem, assignment, plan, 1, model_of(server))
+            return StackedCohort(engine, clients, server)
 
         return Simulated(problem, assignment, store, cohort, self.team)
 

@@ -110,6 +110,7 @@ class Supervised:
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         self.probe = probe(len(order), train_samples, self.device)
+        self._start: tuple[int, Tensor] | None = None  # a seed and its x^0 [d]
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         check_fit(self.model, self.loss_of, self.x[:2], self.y[:2], self.target, self.classes, self.pad)
         layers.refuse_draws(self.model, self.x[:3], self.replaced.of)
@@ -212,7 +213,9 @@ class Supervised:
         return other
 
     def init(self, seed: int) -> Tensor:
-        return self.layout.flatten(self._built(seed)).to(dtype=self.dtype, device=self.device)
+        if self._start is None or self._start[0] != seed:  # to build a large model may take seconds
+            self._start = seed, self.layout.flatten(self._built(seed)).to(dtype=self.dtype, device=self.device)
+        return self._start[1].clone()
 
     def _built(self, seed: int) -> nn.Module:
         # torch's layers initialise from the global generator only: fork it, so that nothing else notices
@@ -257,14 +260,12 @@ class Supervised:
 
     def weights(self, samples: Tensor, weight: Tensor | None = None) -> Tensor | None:
         """What multiplies the losses of samples [..., B] in a batch that weighs each with weight, or 1/B; None: 1/B."""
-        if self.factor is None:
-            return weight
-        return self.factor[samples] * (1 / samples.shape[-1] if weight is None else weight)
+        even = 1 / samples.shape[-1] if weight is None else weight
+        return weight if self.factor is None else self.factor[samples] * even
 
     def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        inputs, targets = self.samples(samples)
         mine = {name: value[0] for name, value in mapped(self.conditions, 0).items()}
-        return self._training_loss(x, inputs, targets, self.weights(samples), mine, "full")
+        return self._training_loss(x, *self.samples(samples), self.weights(samples), mine, "full")
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self._gradient(x, *self.samples(samples), self.weights(samples))
@@ -284,8 +285,7 @@ class Supervised:
 
     def train(self, code: Code, x: Tensor, samples: list[Tensor], visit: Visit, correct: Correct) -> Tensor:
         """The model [d] that code of the user's makes of x [d] on the samples [B] of each of its steps."""
-        batches = [self.samples(step) for step in samples]
-        return own_code.train(self.plain, self.layout, code, x, batches, visit, correct)
+        return own_code.train(self.plain, self.layout, code, x, [*map(self.samples, samples)], visit, correct)
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
         return hessian_of(lambda at: self.loss(at, samples), x)
