@@ -231,6 +231,17 @@ def test_batches_are_coins() -> None:
     assert (Coins(1.0).probability, epoch_steps(7, poisson(0.3)), epoch_steps(10**6, poisson(0.05))) == (1.0, 4, 20)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "afedpd"])
+def test_coins_without_privacy_are_means_of_who_came(name: str) -> None:
+    """And no step at all where nobody did, which the client of one sample meets often, on every engine."""
+    one = job(make(name))
+    plain = replace(one, algorithm=make(name))
+    ends = [after(replace(plain, engine=engine), 3) for engine in (Serial(), Stacked(), Stacked(chunk=2), Wire())]
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=0, atol=1e-12)
+    assert bool(ends[0].isfinite().all())
+
+
 # -- what is spent -----------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +289,12 @@ def test_a_run_says_what_it_spends_and_of_what(tmp_path: Path) -> None:
     assert "10 local steps a round at most, each sample in each with probability 0.1" in privacy["said"]
 
 
+def test_baselines_stand_beside_it_without_privacy(tmp_path: Path) -> None:
+    fedconcord.compare(["fedavg"], settings=settings(seed=None), baselines=["pooled", "local"], out=tmp_path / "some")
+    said = {path.parent.parent.name: "privacy" in json.loads(path.read_text()) for path in tmp_path.rglob("run.json")}
+    assert said == {"fedavg": True, "pooled": False, "local": False}
+
+
 def test_a_budget_ends_the_run_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     limited = settings(rounds=9, **{"privacy.noise": 1.5, "privacy.epsilon": 3.0})
     whole = fedconcord.run(settings=limited, out=tmp_path / "whole")
@@ -298,6 +315,14 @@ def test_which_methods_it_covers_is_computed_from_what_they_need() -> None:
         if not list(reasons(job(make(name)))):
             covered.add(name)
     assert covered == COVERED
+
+
+def test_coins_of_another_chance_or_none_are_refused() -> None:
+    """In Python the schedule and the method are made apart."""
+    one = job(METHODS["fedavg"]())
+    for size in (4, None, poisson(2 * Q)):
+        (why,) = reasons(replace(one, schedule=replace(one.schedule, batch_size=size)))
+        assert "by its own coin of chance 0.3" in why
 
 
 @pytest.mark.parametrize(
@@ -322,8 +347,7 @@ def test_methods_that_see_samples_otherwise_are_refused(algorithm: Algorithm, so
     ("more", "why"),
     [
         ({"local.batch_size": 10}, "give all three, as in --dp-unit sample --batch-size"),
-        ({"privacy.unit": "client"}, "no other job has such batches"),
-        ({"privacy.clip": None, "privacy.noise": None}, "privacy.clip None"),
+        ({"privacy.clip": None, "privacy.noise": None}, "given privacy.clip none"),
         ({"privacy.clip": "adaptive"}, "clips gradients; give a number"),
         ({"privacy.kind": "local"}, "leave it out"),
         ({"privacy.delta": 0.01}, "samples be published whole"),

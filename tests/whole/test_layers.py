@@ -51,7 +51,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
     # messages that have what a client holds of the model: 30 lines
-    "execution": Wing(6365, 4900, ("rows", "messages", "engines", "job", "run")),
+    "execution": Wing(6385, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6680, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
@@ -192,9 +192,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # A-FedPD without rounds: 75 lines; tables that steps move where they lie: 25; clients that come and go, and a
     # server that gives up on one, without rounds: 50; noise on whole numbers: 150; targets of tokens: 265
     # compiled steps of methods with further gradients: 60; a kernel for the losses that methods ask: 30
-    # low-rank factors of different ranks, each client sent its own rows and columns: 165; steps with noise: 375
+    # low-rank factors of different ranks, each client sent its own rows and columns: 165; steps with noise: 395
     # gone: fields by their former names, 100; modules by their former paths, 101
-    assert sum(sizes().values()) <= 46_200
+    assert sum(sizes().values()) <= 46_230
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

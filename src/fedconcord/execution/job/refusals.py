@@ -11,7 +11,9 @@ from fedconcord.execution.job.job import Job, has_own_models
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import Coins
 from fedconcord.method.contract import Orders, Parts, Population, weights
+from fedconcord.method.contract.facts import StepNoise
 from fedconcord.method.contract.pieces import gradients_of
 from fedconcord.method.step import solver
 from fedconcord.method.step.assignment import with_term_of
@@ -57,7 +59,7 @@ def reasons(job: Job) -> Iterator[str]:
             yield "local.clip_form released is of models without private parts; use whole"
     yield from _of_term(job)
     if algorithm.step.noise is not None:
-        yield from _of_samples(job)
+        yield from _of_samples(job, algorithm.step.noise)
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
         if objective.private is not None:
             yield "asynchronous rounds (clock) are of models that are shared whole; leave private parts out, or clock"
@@ -157,6 +159,9 @@ def _of_statistics(job: Job, normalises: str) -> Iterator[str]:
             f"{normalises}, and term {algorithm.step.term.name} asks other models about the same batch; leave "
             f"local.term out{FROZEN}"
         )
+    if isinstance(job.schedule, Schedule) and isinstance(job.schedule.batch_size, Coins):
+        yield f"{normalises}, and batches by coins may have one sample; use a number for local.batch_size{FROZEN}"
+        return
     for n in np.unique(counts):
         if 1 in _widths(job, int(n)):
             yield _of_one(job, int(np.flatnonzero(counts == n)[0]))
@@ -202,9 +207,15 @@ def _askers(job: Job) -> Iterator[tuple[str, str]]:
         yield "local.tolerance looks at the gradient of one and the same f_i", "leave it out"
 
 
-def _of_samples(job: Job) -> Iterator[str]:
+def _of_samples(job: Job, rule: StepNoise) -> Iterator[str]:
     """Why privacy of samples would not cover all that clients make of their samples."""
     algorithm, objective, why = job.algorithm, job.problem.objective, "privacy of samples"
+    size = job.schedule.batch_size if isinstance(job.schedule, Schedule) else None
+    if not isinstance(size, Coins) or size.probability != rule.probability:
+        yield (
+            f"{why} needs batches that each sample is in by its own coin of chance {rule.probability:g}, given "
+            f"batch_size {size}; give the schedule work.poisson({rule.probability:g})"
+        )
     for what, advice in _askers(job):
         yield f"{why} covers the gradients of local steps, and {what}; {advice}"
     if gradients_of(job.assignment.pieces(forms(algorithm, job.problem.init(job.schedule.seed)).local)) > 1:

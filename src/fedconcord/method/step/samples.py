@@ -75,6 +75,9 @@ class Alone(NamedTuple):
 
 
 def _gradient(objective: Objective, point: Tensor, samples: Tensor) -> Tensor:
+    has_noise = objective.conditions is not None and objective.conditions.place is not None
+    if not len(samples) and not has_noise:  # coins that all fell the other way
+        return torch.zeros_like(point)
     return objective.gradient(point[0], samples)[None].clone()  # a problem may keep what it returns
 
 

@@ -26,12 +26,12 @@ def calibrated(config: Config) -> Config:
         UserError: privacy is given in part, or beside something that releases what is not protected.
     """
     privacy = config.privacy
-    coins, is_of_samples = config.local.batch_size, privacy.unit == "sample"
-    if isinstance(batch_of(coins), Coins) != is_of_samples or (is_of_samples and privacy.clip is None):
+    size = config.local.batch_size
+    if privacy.unit == "sample" and (privacy.clip is None or not isinstance(batch_of(size), Coins)):
         raise UserError(
-            f"privacy.unit is {privacy.unit}, local.batch_size {coins} and privacy.clip {privacy.clip}: privacy of "
-            "samples needs batches by coins and a bound on a sample's gradient, and no other job has such batches; "
-            "give all three, as in --dp-unit sample --batch-size 'poisson(0.05)' --dp-clip 1, or none of the first two"
+            "privacy.unit sample needs a bound on a sample's gradient and batches that each sample is in by its own "
+            f"coin, given privacy.clip {grammar.text(privacy.clip)} and local.batch_size {size}; give all three, as in "
+            "--dp-unit sample --batch-size 'poisson(0.05)' --dp-clip 1"
         )
     if privacy.clip is None:
         lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
@@ -173,7 +173,7 @@ def _steps(config: Config) -> int:
 
 def _coin(config: Config) -> float | None:
     coins = batch_of(config.local.batch_size)
-    if isinstance(coins, Coins):
+    if config.privacy.unit == "sample" and isinstance(coins, Coins):
         return coins.probability
     sampler: Sampler = part("sampling", config.sampling)
     return config.cohort / config.clients if sampler.poisson else None
@@ -231,9 +231,8 @@ def privacy_note(config: Config, generator: str = KEYED) -> str | None:
         return f"{config.label}: {what} clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
     epsilon = budget.spending.epsilon(budget.rounds)
     return (
-        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit} after {budget.rounds} "
-        f"rounds; "
-        f"{budget.said}; {generator}"
+        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit} after "
+        f"{budget.rounds} rounds; {budget.said}; {generator}"
     )
 
 
@@ -249,7 +248,7 @@ def protected(algorithm: Algorithm, config: Config) -> Algorithm:
         return algorithm
     assert privacy.noise is not None
     clip, coins = clipping_of(privacy.clip), batch_of(config.local.batch_size)
-    if isinstance(coins, Coins) and not isinstance(clip, Adaptive):
+    if privacy.unit == "sample" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
         return with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
     if isinstance(clip, Adaptive):
         return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
