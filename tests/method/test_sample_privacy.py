@@ -368,6 +368,13 @@ def test_batch_norm_and_terms_that_look_at_others_are_refused() -> None:
         fedconcord.run(settings=settings(**{"local.term": "logit_calibration"}))
 
 
+def test_a_diagnosis_looks_at_plain_gradients_and_an_audit_refuses(tmp_path: Path) -> None:
+    fedconcord.run(settings=settings(rounds=1), out=tmp_path / "run")
+    assert fedconcord.diagnose(folder=tmp_path / "run", out=tmp_path / "looks").page.exists()
+    with pytest.raises(UserError, match="no reading of steps that have noise of their own"):
+        fedconcord.audit(["fedavg"], round=1, settings=settings(rounds=1, seed=None), out=tmp_path / "audit")
+
+
 def test_robust_rules_and_compression_see_nothing_else() -> None:
     """What is made of noisy messages spends no more: aggregation rules, attacks in a simulation, compressors."""
     assert budget_of(config_of(aggregate="median", upload="quantise(8)", hostile="sign_flip(0.3)")) == budget_of(

@@ -26,7 +26,7 @@ class Wing(NamedTuple):
 
 
 SIBLINGS = {  # they import the library, and never the reverse; of each other, only Flower's imports the sites'
-    "fedconcord_papers": Wing(8950, 6200),
+    "fedconcord_papers": Wing(8952, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once

@@ -250,6 +250,8 @@ def audit(
             "the audit reads messages as if they were plain, and those of adaptive clipping are in units of its C; "
             "give privacy.clip a number, such as a C of the run's metrics.csv"
         )
+    if job.algorithm.step.noise is not None:
+        raise UserError("the audit has no reading of steps that have noise of their own (privacy.unit sample)")
     numbers = capture(job, round, client)
     return attacked(job, numbers, readings(job if plain is None else plain, numbers), attack, name)
 

@@ -351,7 +351,7 @@ def with_conditions(
     if conditions is not None and conditions is not objective.conditions:
         assert objective.under is not None
         objective = objective.under(conditions)
-    if algorithm.step.noise is None:
+    if algorithm.step.noise is None or not orders:  # a look at gradients, as a diagnosis takes; no method has one
         return objective
     return with_noise(objective, algorithm.step.noise, objective.counts(places), orders)
 

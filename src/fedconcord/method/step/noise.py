@@ -48,8 +48,6 @@ class _Round(NamedTuple):
 def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders: Sequence[Orders]) -> Objective:
     """The objective of a round's clients whose gradients are clipped sample by sample and have noise, step by step.
 
-    It has gradients of local steps alone: whatever else asks for one without orders fails.
-
     Args:
         counts: [S] samples of each client.
         orders: of each client, in the order of the rows of x.
