@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -78,3 +80,24 @@ def test_mnist(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert r"\toprule" in (final / "tables" / "summary.tex").read_text()
     assert list((final / "figures").glob("*.pdf"))
     assert len(list(final.glob("*/seed-*/run.json"))) == 3 * 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cifar(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (data_dir / "cifar-10-batches-bin").is_dir():
+        pytest.skip(f"no CIFAR-10 in {data_dir}; `fedconcord data fetch cifar10` brings it")
+    monkeypatch.setenv("FEDCONCORD_DATA", str(data_dir))
+    assert follow("cifar.md", tmp_path) == 1
+
+
+def test_cifar_has_the_table_of_its_values() -> None:
+    """Means, ranges and step sizes of the page are those of benchmarks/cifar.json, six rows of three methods."""
+    cells = json.loads((ROOT / "benchmarks" / "cifar.json").read_text())
+    page = (PAGES / "cifar.md").read_text()
+    shown = re.findall(r"([\d.]+) % \(([\d.]+) to ([\d.]+)\), ([\d.]+)", page)
+    assert len(cells) == len(shown) == 18
+    for cell, numbers in zip(cells, shown, strict=True):
+        values = [100 * value for value in cell["accuracy"].values()]
+        assert [f"{value:.1f}" for value in (fmean(values), min(values), max(values))] == [*numbers[:3]], cell
+        assert float(numbers[3]) == cell["lr"]
