@@ -6,7 +6,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -92,12 +92,14 @@ def test_cifar(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cifar_has_the_table_of_its_values() -> None:
-    """Means, ranges and step sizes of the page are those of benchmarks/cifar.json, six rows of three methods."""
+    """Means, intervals and step sizes of the page are those of benchmarks/cifar.json, six rows of three methods."""
     cells = json.loads((ROOT / "benchmarks" / "cifar.json").read_text())
     page = (PAGES / "cifar.md").read_text()
-    shown = re.findall(r"([\d.]+) % \(([\d.]+) to ([\d.]+)\), ([\d.]+)", page)
+    shown = re.findall(r"([\d.]+) ± ([\d.]+), ([\d.]+)", page)
     assert len(cells) == len(shown) == 18
     for cell, numbers in zip(cells, shown, strict=True):
         values = [100 * value for value in cell["accuracy"].values()]
-        assert [f"{value:.1f}" for value in (fmean(values), min(values), max(values))] == [*numbers[:3]], cell
-        assert float(numbers[3]) == cell["lr"]
+        half = 2.776 * stdev(values) / 5**0.5
+        assert len(values) == 5
+        assert [f"{value:.1f}" for value in (fmean(values), half)] == [*numbers[:2]], cell
+        assert float(numbers[2]) == cell["lr"]
