@@ -67,6 +67,9 @@ class Alone(NamedTuple):
         """`walk.Source.step`."""
         block = None if self.blocks is None else torch.as_tensor(self.blocks[k : k + 1], device=self.whole.device)
         objective = self.objective.taking(slice(None), k)
+        has_noise = objective.conditions is not None and objective.conditions.place is not None
+        if len(self.samples[k]) < min(1, len(self.whole)) and not has_noise:  # coins that all fell the other way
+            return torch.zeros_like, block
         return lambda point: _gradient(objective, point, self.samples[k]), block
 
     def full(self, x: Tensor, active: np.ndarray) -> Tensor:
@@ -75,9 +78,6 @@ class Alone(NamedTuple):
 
 
 def _gradient(objective: Objective, point: Tensor, samples: Tensor) -> Tensor:
-    has_noise = objective.conditions is not None and objective.conditions.place is not None
-    if not len(samples) and not has_noise:  # coins that all fell the other way
-        return torch.zeros_like(point)
     return objective.gradient(point[0], samples)[None].clone()  # a problem may keep what it returns
 
 
