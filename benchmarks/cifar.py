@@ -8,10 +8,10 @@ commands write them; where a cell was tuned again beyond the edge of its grid, `
 read instead.
 """
 
+import argparse
 import csv
 import itertools
 import json
-import sys
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -47,4 +47,9 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    try:
+        main(parser.parse_args().folder)
+    except FileNotFoundError as missing:
+        parser.error(f"{missing.filename} is missing; give the folder of the page's commands, with seeds 1 to 5")

@@ -332,18 +332,19 @@ def test_engines_agree(rule: str, method: str) -> None:
     assert float((expected.server.x - PROBLEM.init(SCHEDULE.seed)).norm()) > 1e-3
 
 
+def train(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
+    """Plain SGD by hand, as code of the user's."""
+    for inputs, targets in batches:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= visit.lr * parameter.grad
+
+
 def test_code_of_the_users_trains_on_the_weights_that_it_was_sent() -> None:
     """Plain SGD by hand is the local step, to rounding."""
-
-    def train(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
-        for inputs, targets in batches:
-            model.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter -= visit.lr * parameter.grad
-
     job = Job(PROBLEM, ruled("flora", with_code(fedavg(), Code(train))), SCHEDULE)
     assert_same_server(run(job, 3), run(Job(PROBLEM, ruled("flora"), SCHEDULE), 3))
     with pytest.raises(UserError, match="holds one factor of each pair still"):

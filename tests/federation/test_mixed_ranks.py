@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_engines import SCHEDULE, assert_same, assert_same_server, run
-from test_factors import LAYERS, SETTINGS, WEIGHTS, Net, problem, ruled, stepped
+from test_factors import LAYERS, SETTINGS, WEIGHTS, Net, problem, ruled, stepped, train
 from torch import Tensor, nn
 
 from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
@@ -23,7 +23,7 @@ from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.participation.clock import equal
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.contract import Algorithm, Oracle, Tree, orders_of
-from fedconcord.method.contract.code import Batch, Code, Visit
+from fedconcord.method.contract.code import Code
 from fedconcord.method.step.assignment import Assignment
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.step.step import client_step
@@ -201,16 +201,6 @@ def test_engines_agree(rule: str, method: str) -> None:
 
 def test_code_of_the_users_has_the_clients_rank() -> None:
     """Plain SGD by hand is the local step, to rounding."""
-
-    def train(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
-        for inputs, targets in batches:
-            model.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter -= visit.lr * parameter.grad
-
     job = Job(MIXED, ruled("hlora", with_code(fedavg(), Code(train)), MIXED), SCHEDULE)
     assert_same_server(run(job, 3), run(Job(MIXED, ruled("hlora", of=MIXED), SCHEDULE), 3))
 

@@ -248,8 +248,8 @@ def _tensors(frame: codec.Frame) -> bytes:
     return b"".join(leaf.numpy().tobytes() for _, leaf in sorted(frame.tensors.items()))
 
 
-def test_a_site_gives_no_second_noise_whatever_it_is_asked(tables: Path, tmp_path: Path) -> None:
-    here = Private(with_(JOB, cohort=4, rounds=2, privacy={"kind": "local"}), tables, tmp_path)
+def last_orders(here: Private) -> bytes:
+    """The last orders that site a gets in a run."""
     orders: list[bytes] = []
 
     def exchange(messages: Bytes, wait: float) -> Bytes:
@@ -257,10 +257,16 @@ def test_a_site_gives_no_second_noise_whatever_it_is_asked(tables: Path, tmp_pat
         return here.exchange(messages, wait)
 
     here.run(exchange)
-    last = codec.read(orders[-1])
-    first = here.site("a").answer(orders[-1])
+    return orders[-1]
+
+
+def test_a_site_gives_no_second_noise_whatever_it_is_asked(tables: Path, tmp_path: Path) -> None:
+    here = Private(with_(JOB, cohort=4, rounds=2, privacy={"kind": "local"}), tables, tmp_path)
+    orders = last_orders(here)
+    last = codec.read(orders)
+    first = here.site("a").answer(orders)
     assert codec.read(first).kind == "reply"
-    assert here.site("a").answer(orders[-1]) == first
+    assert here.site("a").answer(orders) == first
     other = last._replace(tensors={name: leaf + 1 for name, leaf in last.tensors.items()})
     asks = {
         "a second one would spend privacy twice": codec.write(other),
@@ -301,15 +307,9 @@ def test_steps_at_sites_have_the_noise_and_the_coins_of_their_system(tables: Pat
 
 def test_a_site_whose_samples_are_private_gives_no_second_noise(tables: Path, tmp_path: Path) -> None:
     here = Private(with_(JOB, cohort=4, rounds=1, **SAMPLES), tables, tmp_path)
-    orders: list[bytes] = []
-
-    def exchange(messages: Bytes, wait: float) -> Bytes:
-        orders.extend(data for name, data in messages.items() if name == "a" and codec.read(data).kind == "orders")
-        return here.exchange(messages, wait)
-
-    here.run(exchange)
-    last = codec.read(orders[-1])
-    assert here.site("a").answer(orders[-1]) == here.site("a").answer(orders[-1])
+    orders = last_orders(here)
+    last = codec.read(orders)
+    assert here.site("a").answer(orders) == here.site("a").answer(orders)
     other = last._replace(tensors={name: leaf + 1 for name, leaf in last.tensors.items()})
     refused = codec.read(here.site("a").answer(codec.write(other)))
     assert (refused.kind, "spend privacy twice" in refused.fields["why"]) == ("refused", True)

@@ -160,7 +160,8 @@ def _of_statistics(job: Job, normalises: str) -> Iterator[str]:
             f"local.term out{FROZEN}"
         )
     if isinstance(job.schedule, Schedule) and isinstance(job.schedule.batch_size, Coins):
-        yield f"{normalises}, and batches by coins may have one sample; use a number for local.batch_size{FROZEN}"
+        if algorithm.step.noise is None:  # which has a sentence of its own
+            yield f"{normalises}, and batches by coins may have one sample; use a number for local.batch_size{FROZEN}"
         return
     for n in np.unique(counts):
         if 1 in _widths(job, int(n)):

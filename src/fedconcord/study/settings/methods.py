@@ -128,8 +128,8 @@ def check_local(local: LocalSettings) -> LocalSettings:
         if work is not None:
             work_of(work)
     lr = canonical("local.lr", local.lr) if isinstance(local.lr, str) else local.lr
-    batch = local.batch_size
-    batch = str(call_of("local.batch_size", batch)) if isinstance(batch, str) else batch
+    size = local.batch_size
+    batch = size if isinstance(size, int) else str(call_of("local.batch_size", size))
     texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in ("oracle", "optimiser", "term")}
     return local.model_copy(update={"lr": lr, "batch_size": batch, **texts})
 

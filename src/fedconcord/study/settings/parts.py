@@ -119,7 +119,7 @@ def work_of(work: float | str) -> Work:
 
 
 def most_work(work: float | str, clients: int) -> float:
-    """The most that a client does in a round, from the same setting."""
+    """The most that a client does in a round, from its setting of local work."""
     if not isinstance(work, str):
         return work
     options = call_of("local.epochs", work).resolved()
