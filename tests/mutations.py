@@ -546,16 +546,21 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: divided by who came": steps(
         "step/noise", "rule.probability * int(of.counts[place])", "max(1, len(samples))"
     ),
-    "privacy of samples: the first step's noise in all": steps("step/noise", "[step - first]", "[0]"),
+    "privacy of samples: the first step's noise in all": steps(
+        "step/noise", "order.id, conditions.step)", "order.id, 0)"
+    ),
     "privacy of samples: no room for rounding": steps("contract/grid", " - math.sqrt(d)) / (1 + margin)", ")"),
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
     ),
     "privacy: noise of another law": Mutation(
-        (Edit("method/contract/discrete.py", "away * away, 2 * bits + 1", "away * away, 2 * bits"),), DISCRETE
+        (Edit("method/contract/discrete.py", "(1 << 2 * bits + 1)", "(1 << 2 * bits)"),), DISCRETE
     ),
     "privacy: zero twice as often": Mutation(
-        (Edit("method/contract/discrete.py", " & ~(is_negative[places] & (size == 0))", ""),), DISCRETE
+        (Edit("method/contract/discrete.py", "stays &= ~(is_negative & (size == 0))", "pass"),), DISCRETE
+    ),
+    "privacy: points above the curve are kept": Mutation(
+        (Edit("method/contract/discrete.py", "stays[place] &= _is_below", "stays[place] |= _is_below"),), DISCRETE
     ),
     "privacy: masks round whole numbers": Mutation(
         (Edit("execution/messages/terms.py", "below + (draws >= 1 - (scaled - below))", "np.floor(scaled + draws)"),),

@@ -2,9 +2,9 @@
 attack on floating-point noise, which works on that and finds nothing here."""
 
 import ast
-import itertools
 import math
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +75,67 @@ def test_the_noise_itself_has_its_law_and_all_low_bits() -> None:
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 5 / math.sqrt(len(drawn))
 
 
-@pytest.mark.parametrize(("a", "bits"), [(0, 3), (1, 3), (8, 3), (5, 0), (21, 3), (3, 49)])
-def test_a_chance_is_the_exponential(a: int, bits: int) -> None:
-    n, chance = 200_000, math.exp(-a / 2**bits)
-    count = int(discrete._happens(words(3), np.full(n, a), bits).sum())
-    assert abs(count - n * chance) <= 5 * math.sqrt(n * chance * (1 - chance)) + 1e-9
+def decimals(k: int, bits: int, tall: int = 32) -> Decimal:
+    """2^tall exp(-k^2 / (2 s^2)) to 60 digits."""
+    with localcontext(prec=60):
+        return (-Decimal(k * k) / Decimal(2 * 4**bits)).exp() * 2**tall
 
 
-@pytest.mark.parametrize("k", [2, 3, 7, 64])
-def test_small_numbers_are_uniform_and_an_odd_word_is_drawn_again(k: int) -> None:
-    assert misfit(np.bincount(discrete._below(words(4), 100_000, k)), np.full(k, 1 / k)) > 1e-3
-    given = itertools.chain([2**64 - 1] * (k in (3, 7)), itertools.cycle([k + 1]))
+def word_of(point: int, place: int, bits: int, sign: int = 0) -> int:
+    low = max(bits - 8, 0)
+    return point << low + 1 | sign << low | place
 
-    def fixed(n: int) -> np.ndarray:
-        return np.array([next(given) for _ in range(n)], np.uint64)
 
-    assert discrete._below(fixed, 1, k).tolist() == [1]  # 2^64 - 1 is above every multiple of 3 and 7 that counts
+@pytest.mark.parametrize("bits", [3, 10, 24])
+def test_a_point_is_kept_where_it_is_below_the_curve(bits: int) -> None:
+    """Of every cell the lowest and highest points and those at the curve, at its ends, against 60 digits of it."""
+    low, last, made = max(bits - 8, 0), 0, []
+    width = 1 << low
+    for cell in range(32 << bits - low):
+        high = int(decimals(cell << low, bits)) + 1
+        for place in {0, width - 1}:
+            k = (cell << low) + place
+            curve = decimals(k, bits)
+            for height in {0, high - 1, int(curve) - 2, int(curve) + 1}:
+                if 0 <= height < high and not height < curve < height + 1:  # that point is a coin, below
+                    made.append((last + height, place, k, height < curve))
+        last += high
+    cells = discrete._cells(bits)
+    assert cells.ends[-1] == last
+    row = np.array([word_of(point, place, bits) for point, place, _, _ in made], np.uint64)
+    middle = np.array([2**63], np.uint64)
+    kept, numbers = discrete._points(lambda n: row if n > 1 else middle, len(row), cells)
+    assert numbers.tolist() == [k for _, _, k, _ in made]
+    assert kept.tolist() == [is_below for _, _, _, is_below in made]
+    assert set(kept.tolist()) == {True, False}
+    signs = np.array([word_of(point, 0, bits, 1) for point in (0, last - 1, last)], np.uint64)
+    assert discrete._points(lambda n: signs, 3, cells)[0].tolist()[0] is False  # zero has one sign
+    above = 2 ** (63 - low) // last * last
+    over = np.array([word_of(above - last, 0, bits), word_of(above, 0, bits)], np.uint64)
+    assert discrete._points(lambda n: over, 2, cells)[0].tolist() == [True, False]
+
+
+def test_a_point_that_the_curve_passes_through_is_a_coin_of_as_many_bits_as_it_takes() -> None:
+    k, n = 20_000_000, 20_000
+    part = decimals(k, 24) % 1
+    height, draw = int(decimals(k, 24)), words(3)
+    count = sum(discrete._is_below(draw, height, k, 24) for _ in range(n))
+    chance = float(part)
+    assert 0.05 < chance < 0.95
+    assert abs(count - n * chance) <= 5 * math.sqrt(n * chance * (1 - chance))
+    digits = int(decimals(k, 24, 32 + 128)) - (height << 128)  # the first 128 bits of the coin's chance
+    for other, is_below in ((digits - 2, True), (digits + 2, False)):
+        row = [other >> 64, other & 2**64 - 1, 2**63]
+        assert discrete._is_below(lambda n, row=row: np.array([row.pop(0)], np.uint64), height, k, 24) is is_below
+        assert len(row) < 2  # the first 64 did not tell
 
 
 def test_it_takes_words_and_gives_whole_numbers_and_no_float_is_between() -> None:
     tree = ast.parse(Path(discrete.__file__).read_text())
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Div)]
+    divided = [node.left for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)]
+    assert [ast.unparse(node) for node in divided] == ["-Decimal(k * k)"]
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, float)]
+    assert all(part.dtype == np.int64 for part in discrete._cells(24)[2:])
     same = [rng.noise(50, 1, 2, 3) for _ in range(2)]
     assert np.array_equal(*same)
     others = [rng.noise(50, *key) for key in ((2, 2, 3), (1, 3, 3), (1, 2, 4))]

@@ -300,7 +300,7 @@ def test_steps_at_sites_have_the_noise_and_the_coins_of_their_system(tables: Pat
     assert far(ends[0], ends[1]) > 1e-4
     draws: list[np.ndarray] = []
     Private(with_(JOB, rounds=1, **SAMPLES), tables, tmp_path / "counted", counted(draws)).run()
-    assert [len(one) for one in draws] == [3 * len(ends[0])] * 3  # sites, each with three steps
+    assert [len(one) for one in draws] == [len(ends[0])] * 9  # three sites, each with three steps
     assert one.said()["privacy"]["unit"] == "sample"
     assert one.said()["privacy"]["generator"] == GENERATOR
 

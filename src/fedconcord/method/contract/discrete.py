@@ -1,15 +1,21 @@
-"""The discrete Gaussian on whole numbers, P(k) proportional to exp(-k^2 / (2 SIGMA^2)), drawn exactly.
+"""The discrete Gaussian on whole numbers, P(k) proportional to f(k) = exp(-k^2 / (2 SIGMA^2)), drawn exactly.
 
-Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Algorithms 1 to 3, with the
-one deviation SIGMA = 2^24: every number that gets noise is brought to steps in which its noise has that. It is a power
-of two, so that all chances are fractions of 64-bit words and of small whole numbers, and nothing is rounded: a draw
-follows from random words by comparisons of integers. A number of 180 SIGMA or more, of a chance below 10^-7000, would
-not fit 64 bits.
+Its use for differential privacy is that of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential
+Privacy", NeurIPS 2020; the sampler is another one, by rejection (von Neumann). |k| comes from cells of equal width
+under the curve 2^32 f, each as high as the curve is at its left, in whole numbers; a uniform point there is kept where
+it is below the curve. Nearly all points are below the curve's lowest value in their cell as well, which is a comparison
+of whole numbers; the others, 3 of 1,000, are compared with as many digits of f and random bits as it takes.
+
+SIGMA = 2^24 is the one deviation: every number that gets noise is brought to steps in which its noise has that. Numbers
+of 32 SIGMA or more are not drawn; their chance is below 10^-220, which changes no delta that can be written down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal, localcontext
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,58 +23,68 @@ BITS = 24
 SIGMA = 1 << BITS
 Words = Callable[[int], np.ndarray]  # n -> [n] uint64, each of 64 random bits
 
+_MOST = 32  # SIGMA, beyond which nothing is drawn
+_FINE = 8  # bits of a cell's number in one SIGMA
+_TALL = 32  # bits of the curve's height at 0
+_COARSE = 27  # bits of a point's number that the guide to cells leaves out
+
 
 def discrete(words: Words, n: int, bits: int = BITS) -> np.ndarray:
-    """n numbers [n] int64 of deviation s = 2^bits: Algorithm 3. A discrete Laplace number y of scale s is kept with the
-    chance exp(-(|y| - s)^2 / (2 s^2)); Algorithm 2 draws y as u + s v under a sign."""
-    numbers, rest = np.zeros(n, np.int64), np.arange(n)
+    """n numbers [n] int64 of deviation 2^bits, of a word each and a few more."""
+    cells = _cells(bits)
+    numbers, rest = np.empty(n, np.int64), np.arange(n)
     while rest.size:
-        word = words(rest.size)
-        u, is_negative = (word & np.uint64(2**bits - 1)).astype(np.int64), word >> np.uint64(63) == 1
-        places = np.flatnonzero(_happens(words, u, bits))  # u is kept with the chance exp(-u / s)
-        size = u[places] + (_successes(words, places.size) << bits)
-        away = size - 2**bits
-        stays = _happens(words, away * away, 2 * bits + 1) & ~(is_negative[places] & (size == 0))
-        places, size = places[stays], size[stays]
-        numbers[rest[places]] = np.where(is_negative[places], -size, size)
-        rest = np.delete(rest, places)
+        stays, numbers[rest] = _points(words, rest.size, cells)
+        rest = rest[~stays]
     return numbers
 
 
-def _successes(words: Words, n: int) -> np.ndarray:
-    """How often [n] what has the chance 1/e happens before it first does not."""
-    count, rest = np.zeros(n, np.int64), np.arange(n)
-    while rest.size:
-        rest = rest[_within_one(words, np.ones(rest.size, np.int64), 0)]
-        count[rest] += 1
-    return count
+class _Cells(NamedTuple):
+    bits: int  # of SIGMA
+    low: int  # of a place in a cell
+    ends: np.ndarray  # [cells] int64: points in the cells up to this one; a cell has 2^32 f of its first k, and 1
+    sure: np.ndarray  # [cells] int64: from which point on one may be above the curve somewhere in its cell
+    guide: np.ndarray  # [.] int64: the cell of every 2^27th point
 
 
-def _happens(words: Words, a: np.ndarray, bits: int) -> np.ndarray:
-    """Whether [n] bool something happens whose chance is exp(-a / 2^bits), for whole a >= 0: Algorithm 1."""
-    happens, a, one = np.ones(len(a), bool), a.copy(), 1 << bits
-    while (rest := np.flatnonzero(happens & (a > 0))).size:
-        happens[rest] = _within_one(words, np.minimum(a[rest], one), bits)
-        a[rest] -= one
-    return happens
+@cache
+def _cells(bits: int) -> _Cells:
+    low = max(bits - _FINE, 0)
+    heights = [_curve(j << low, bits, _TALL) for j in range((_MOST << bits - low) + 1)]
+    ends = np.cumsum(np.array(heights[:-1]) + 1)
+    sure = ends - np.array(heights[:-1]) - 1 + np.maximum(np.array(heights[1:]) - 1, 0)
+    return _Cells(bits, low, ends, sure, np.searchsorted(ends, np.arange(0, ends[-1], 1 << _COARSE), "right"))
 
 
-def _within_one(words: Words, a: np.ndarray, bits: int) -> np.ndarray:
-    """The same for a <= 2^bits: trials of chance a / (2^bits k), k = 1, 2, ..., until one fails, at an odd k."""
-    is_odd, rest, k = np.zeros(len(a), bool), np.arange(len(a)), 0
-    while rest.size:
-        k += 1
-        happens = (words(rest.size) >> np.uint64(64 - bits)).astype(np.int64) < a[rest] if bits else rest >= 0
-        if k > 1:
-            happens = happens & (_below(words, rest.size, k) == 0)
-        is_odd[rest[~happens]] = k % 2
-        rest = rest[happens]
-    return is_odd
+def _points(words: Words, n: int, cells: _Cells) -> tuple[np.ndarray, np.ndarray]:
+    """n points: whether each is kept [n] bool, and its number [n] int64 under a sign."""
+    word, last = words(n), cells.ends[-1]
+    point = (word >> np.uint64(cells.low + 1)).astype(np.int64)
+    most = (1 << 63 - cells.low) // int(last) * int(last)
+    stays = point < most  # what is above the largest multiple is drawn again
+    point %= last
+    cell = cells.guide[point >> _COARSE]
+    cell += point >= cells.ends[cell]
+    if (far := np.flatnonzero(point >= cells.ends[cell])).size:
+        cell[far] = np.searchsorted(cells.ends, point[far], "right")
+    size = (cell << cells.low) + (word & np.uint64((1 << cells.low) - 1)).astype(np.int64)
+    for place in np.flatnonzero(point >= cells.sure[cell]):
+        before = int(cells.ends[cell[place] - 1]) if cell[place] else 0
+        stays[place] &= _is_below(words, int(point[place]) - before, int(size[place]), cells.bits)
+    is_negative = (word >> np.uint64(cells.low)) & np.uint64(1) == 1
+    stays &= ~(is_negative & (size == 0))  # zero has one sign
+    return stays, np.where(is_negative, -size, size)
 
 
-def _below(words: Words, n: int, k: int) -> np.ndarray:
-    """Uniform whole numbers [n] from 0 to k - 1: words above the largest multiple of k are drawn again."""
-    last, numbers = np.uint64(2**64 // k * k - 1), words(n)
-    while (is_above := numbers > last).any():
-        numbers = np.where(is_above, words(n), numbers)
-    return np.asarray(numbers % np.uint64(k))
+def _is_below(words: Words, height: int, k: int, bits: int) -> bool:
+    """Whether a uniform number from [height, height + 1) is below 2^32 f(k)."""
+    tall = _TALL
+    while abs(height - (curve := _curve(k, bits, tall))) <= 1:
+        height, tall = height << 64 | int(words(1)[0]), tall + 64
+    return height < curve
+
+
+def _curve(k: int, bits: int, tall: int) -> int:
+    """2^tall f(k), rounded down; where it is within 10^-10 of a whole number, that may be one too few or too many."""
+    with localcontext(prec=tall // 3 + 20):
+        return int((-Decimal(k * k) / (1 << 2 * bits + 1)).exp() * (1 << tall))

@@ -22,7 +22,6 @@ from fedconcord.method.contract.facts import StepNoise
 from fedconcord.method.contract.grid import Grid
 
 AT_ONCE = 2**20  # numbers in the gradients of samples that lie in memory side by side
-DRAWN = 2**16  # numbers of noise that are drawn at once, for several steps where a model is small: a call takes 3 ms
 
 
 class _Round(NamedTuple):
@@ -31,18 +30,6 @@ class _Round(NamedTuple):
     rule: StepNoise
     counts: np.ndarray  # [S] samples of each client
     orders: Sequence[Orders]  # of each
-    blocks: dict[int, tuple[int, np.ndarray]]  # client -> a step, and the noise of it and of those that follow [k, d]
-
-    def noise(self, place: int, step: int, d: int) -> np.ndarray:
-        """The noise [d] int64 of a client in a step."""
-        order, most = self.orders[place], max(1, DRAWN // d)
-        first = step - step % most
-        if self.blocks.get(place, (-1,))[0] != first:
-            steps = max(1, min(most, order.steps - first))
-            numbers = self.rule.draw(steps * d, order.seed, order.round, order.id, first)
-            self.blocks[place] = first, numbers.reshape(steps, d)
-        noise: np.ndarray = self.blocks[place][1][step - first]
-        return noise
 
 
 def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders: Sequence[Orders]) -> Objective:
@@ -54,7 +41,7 @@ def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders
     """
     places = torch.arange(len(counts), device=objective.device)[:, None]
     conditions = (objective.conditions or Conditions())._replace(place=places)
-    return _under(objective, _Round(rule, counts, orders, {}), conditions)
+    return _under(objective, _Round(rule, counts, orders), conditions)
 
 
 def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
@@ -79,8 +66,9 @@ def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
         place, grid = int(places[row, 0]), Grid(rule.clip, rule.noise)
         total = sum_of(row, x, samples, grid.room(len(x), int(of.counts[place])) if rule.noise else rule.clip)
         if rule.noise:
-            noise = torch.as_tensor(of.noise(place, conditions.step, len(x))).to(total.device)
-            total = grid.numbers(grid.rounded(total) + noise, torch.float64)
+            order = of.orders[place]
+            noise = rule.draw(len(x), order.seed, order.round, order.id, conditions.step)
+            total = grid.numbers(grid.rounded(total) + torch.as_tensor(noise).to(total.device), torch.float64)
         return (total / (rule.probability * int(of.counts[place]))).to(x.dtype)
 
     def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
