@@ -101,15 +101,15 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     config, job = shell(source, form, len(link.sites))
     keys = _keys(link.sites, sites, here) if is_secure(source) else None
     rows = dict(later) | {name: one["data"]["rows"] for name, one in zip(sites, here, strict=True) if one["own"]}
-    tested = {name: len(held_out(link.sites.index(name), count, reading.test_share)) for name, count in rows.items()}
-    trained = {name: one["samples"] for name, one in zip(sites, here, strict=True) if not one["own"]}
-    trained |= {name: count - tested[name] for name, count in rows.items()}
-    fields = setup_of(source, link.sites, form, overall, begins, [trained[name] for name in link.sites])
+    tests = {name: len(held_out(link.sites.index(name), count, reading.test_share)) for name, count in rows.items()}
+    sizes = {name: one["samples"] for name, one in zip(sites, here, strict=True) if not one["own"]}
+    sizes |= {name: count - tests[name] for name, count in rows.items()}
+    fields = setup_of(source, link.sites, form, overall, begins, [sizes[name] for name in link.sites])
     ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
     theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
     raise_any([text for i, one in theirs.items() for text in facts_differ(link.sites[i], one.facts, mine)])
-    samples = [theirs[i].samples if i in theirs else [trained[name], tested[name]] for i, name in enumerate(link.sites)]
+    samples = [theirs[i].samples if i in theirs else [sizes[name], tests[name]] for i, name in enumerate(link.sites)]
     raise_any(
         [f"site {name} has no training sample" for name, one in zip(link.sites, samples, strict=True) if not one[0]]
     )
@@ -145,11 +145,11 @@ def setup_of(
     form: Form,
     overall: Mapping[str, Any] | None,
     begins: bool,
-    trained: Sequence[int],
+    sizes: Sequence[int],
 ) -> dict[str, Any]:
     """The fields of a setup; how many training samples each site has is said where they weigh each other."""
-    sizes = {"samples": list(trained)} if is_secure(source) else {}
-    return hello_of(source, sites) | {"form": form._asdict(), "told": overall, "begins": begins} | sizes
+    samples = {"samples": list(sizes)} if is_secure(source) else {}
+    return hello_of(source, sites) | {"form": form._asdict(), "told": overall, "begins": begins} | samples
 
 
 def _of_files(

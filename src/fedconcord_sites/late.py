@@ -40,9 +40,9 @@ class Newcomers:
         agreement = self.found
         kind, fields = "hello", hello_of(self.source, agreement.sites)
         if site in self.greeted:
-            trained = [one[0] for one in agreement.samples]
-            about = setup_of(self.source, agreement.sites, agreement.form, agreement.told, True, trained)
-            kind, fields = "setup", about
+            sizes = [size for size, _ in agreement.samples]
+            kind = "setup"
+            fields = setup_of(self.source, agreement.sites, agreement.form, agreement.told, True, sizes)
         return codec.write(Frame(kind, agreement.run, FIRST, site, fields, {}))
 
     def heard(self, site: int, data: bytes) -> bool:

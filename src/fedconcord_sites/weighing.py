@@ -52,13 +52,13 @@ def plans_of(job: Job, roster: Roster, client: int, rules: Policy) -> Plans:
     if why is not None:
         raise FrameError(why)
 
-    def plan(round: int, ids: Sequence[int]) -> Plan:
-        drawn = job.schedule.plan(round, job.algorithm, roster)
-        some = weights.redrawn(drawn, np.isin(drawn.ids, ids), kind)
+    def plan_of(round: int, ids: Sequence[int]) -> Plan:
+        plan = job.schedule.plan(round, job.algorithm, roster)
+        some = weights.redrawn(plan, np.isin(plan.ids, ids), kind)
         for place in np.flatnonzero(some.ids == client):
             why = rules.refuses_weight(some.w, int(place))
             if why is not None:
                 raise UserError(why)
         return some
 
-    return plan
+    return plan_of

@@ -267,6 +267,34 @@ def test_parts_of_named_data_weigh_what_they_have(tmp_path: Path) -> None:
     assert here.said()["rounds_void"] == 0
 
 
+@pytest.mark.parametrize(
+    "participation",
+    [
+        *({"sampling": name} for name in ("uniform", "with_replacement", "bernoulli", "cyclic", "poisson")),
+        {"sampling": "by_size", "objective": "paper"},
+        {"sampling": "everyone", "cohort": 6},
+        {"availability": "coins(0.8)"},
+    ],
+    ids=str,
+)
+def test_sites_draw_the_cohorts_of_their_server(participation: dict[str, Any], tmp_path: Path) -> None:
+    """Six sites, of which nobody refuses a round; the model is that of plain sums where no sum was too small."""
+    names, ends = [f"s{k}" for k in range(6)], list[dict[str, torch.Tensor]]()
+    job = {"data": "digits", "partition": "dirichlet(0.5)", "model": "logreg", "objective": "samples", "cohort": 4}
+    job |= {"method": "fednova", "rounds": 3, **participation, "local": {"steps": 2}, "engine": {"dtype": "float64"}}
+    for secure_sums in ({"secure": {"clip": 64, "bits": 48, "threshold": 0.51}}, {}):
+        folder = tmp_path / f"{len(secure_sums)}"
+        here = Federation({**job, **secure_sums}, tmp_path, folder, names)
+        for name in names:
+            here.sites[name] = Site(here.job, NAMED, folder / name, name, keys=folder / "keys")
+        here.serve()
+        assert [site["refused"] for site in here.said()["sites"]] == [{}] * 6
+        ends.append(here.server())
+        if here.said()["rounds_void"]:  # cohorts of two
+            return
+    assert max(float((ends[0][name] - ends[1][name]).abs().max()) for name in ends[0]) < 1e-9
+
+
 def test_a_site_that_comes_later_weighs_what_was_named(files: Path, tmp_path: Path) -> None:
     job = job_with("fedavg", rounds=6)
     here = Federation({**job, "secure": {**job["secure"], "threshold": 0.6}}, files, tmp_path)
