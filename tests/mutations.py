@@ -39,7 +39,7 @@ FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
 MIXED_RANKS = ("tests/federation/test_mixed_ranks.py", "-k", "products")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
-SECURE = ("tests/execution/test_secure.py",)
+SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py")
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -598,6 +598,14 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "secure sums: opens whoever has signed": secure(
         "execution/messages/member.py", "if agreeing < needed:", "if False:"
+    ),
+    "secure sums: a cohort that the server chose": secure(
+        "execution/messages/member.py",
+        "if strange := sorted({*ids} - {*self.plans(frame.round, ids).ids.tolist()}):",
+        "if strange := []:",
+    ),
+    "secure sums: a list of sizes for each client": secure(
+        "execution/messages/member.py", "list(ids), keys, *terms)", "list(ids), keys, *terms[:-1])"
     ),
     "secure sums: signs as many lists as it is asked for": secure(
         "execution/messages/member.py", 'self._put(secret, stage="agreed", survivors=ids_heard)', "pass"

@@ -9,11 +9,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from fedconcord.execution.messages.codec import Frame, FrameError, whole
 from fedconcord.federation.data.federated import MOST, Agreement, SiteFile
 from fedconcord.federation.data.preprocess import width
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Algorithm, Orders
+from fedconcord.method.contract import Algorithm, Orders, Roster, weights
 from fedconcord_sites.form import Form
 
 SITES = 10_000  # of a deployment
@@ -74,8 +76,11 @@ def check_form(form: Form, of: SiteFile | Form, agreement: Agreement | None) -> 
             raise FrameError(f"{name} {str(getattr(form, name))[:80]}, where the site's samples have another")
 
 
-def check_orders(frame: Frame, schedule: Schedule, algorithm: Algorithm, samples: int) -> None:
+def check_orders(frame: Frame, schedule: Schedule, algorithm: Algorithm, samples: int, roster: Roster | None) -> None:
     """Refuse orders of a round that are not what the site's own job has for it.
+
+    Args:
+        roster: of all sites, where they weigh each other.
 
     Raises:
         FrameError: what differs, and both values.
@@ -95,3 +100,7 @@ def check_orders(frame: Frame, schedule: Schedule, algorithm: Algorithm, samples
                 )
         if theirs.p == theirs.p and not 0 <= theirs.p <= 1:
             raise FrameError(f"p {theirs.p} is no share")
+        if theirs.p == theirs.p and roster is not None:
+            p = float(weights.share(algorithm.weights, roster.sizes, np.array([frame.client]))[0])
+            if not math.isclose(theirs.p, p, rel_tol=1e-9):
+                raise FrameError(f"p {theirs.p} in round {theirs.round}, where the site's own job has {p}")

@@ -61,7 +61,12 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
             form = Form(**fields["form"])
             for count in (*form.shape, form.outputs):
                 codec.whole(count)
-            return {**answer, "named": str(fields["named"]), "form": form._asdict()}
+            return {
+                **answer,
+                "named": str(fields["named"]),
+                "form": form._asdict(),
+                "samples": codec.whole(fields["samples"]),
+            }
         data = fields["data"]
         labels = [
             {

@@ -154,13 +154,13 @@ def is_private(source: Source) -> bool:
     return source.values.get("privacy.clip") is not None
 
 
-def terms_of(config: Config) -> Terms | None:
-    """The terms of secure sums; None where the server sees every message."""
+def terms_of(config: Config, samples: Sequence[int]) -> Terms | None:
+    """The terms of secure sums of sites with so many training samples; None where the server sees every message."""
     secure, bits = config.secure, _whole_bits(config)
     if secure.clip is None:
         return None
     scale = Scale(secure.clip, secure.bits) if bits is None else Scale(2.0**bits, bits)
-    return Terms(scale, secure.threshold, config.cohort)
+    return Terms(scale, secure.threshold, config.cohort, tuple(samples))
 
 
 def _whole_bits(config: Config) -> int | None:

@@ -100,21 +100,17 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
         form = Form(**here[0]["form"])
     config, job = shell(source, form, len(link.sites))
     keys = _keys(link.sites, sites, here) if is_secure(source) else None
-    fields = setup_of(source, link.sites, form, overall, begins)
+    rows = dict(later) | {name: one["data"]["rows"] for name, one in zip(sites, here, strict=True) if one["own"]}
+    tests = {name: len(held_out(link.sites.index(name), count, reading.test_share)) for name, count in rows.items()}
+    sizes = {name: one["samples"] for name, one in zip(sites, here, strict=True) if not one["own"]}
+    sizes |= {name: count - tests[name] for name, count in rows.items()}
+    raise_any([f"site {name} has no training sample" for name in link.sites if not sizes[name]])
+    fields = setup_of(source, link.sites, form, overall, begins, [sizes[name] for name in link.sites])
     ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
     theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
     raise_any([text for i, one in theirs.items() for text in facts_differ(link.sites[i], one.facts, mine)])
-    counts = {
-        name: len(held_out(i, later[name], reading.test_share)) for i, name in enumerate(link.sites) if name in later
-    }
-    samples = [
-        theirs[i].samples if i in theirs else [later[name] - counts[name], counts[name]]
-        for i, name in enumerate(link.sites)
-    ]
-    raise_any(
-        [f"site {name} has no training sample" for name, one in zip(link.sites, samples, strict=True) if not one[0]]
-    )
+    samples = [theirs[i].samples if i in theirs else [sizes[name], tests[name]] for i, name in enumerate(link.sites)]
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {reading.test_share:g}"])
     first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(have_files) else None
@@ -142,10 +138,16 @@ def hello_of(source: Source, sites: Sequence[str]) -> dict[str, Any]:
 
 
 def setup_of(
-    source: Source, sites: Sequence[str], form: Form, overall: Mapping[str, Any] | None, begins: bool
+    source: Source,
+    sites: Sequence[str],
+    form: Form,
+    overall: Mapping[str, Any] | None,
+    begins: bool,
+    sizes: Sequence[int],
 ) -> dict[str, Any]:
-    """The fields of a setup."""
-    return hello_of(source, sites) | {"form": form._asdict(), "told": overall, "begins": begins}
+    """The fields of a setup; how many training samples each site has is said where they weigh each other."""
+    samples = {"samples": list(sizes)} if is_secure(source) else {}
+    return hello_of(source, sites) | {"form": form._asdict(), "told": overall, "begins": begins} | samples
 
 
 def _of_files(

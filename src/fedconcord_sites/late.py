@@ -40,7 +40,9 @@ class Newcomers:
         agreement = self.found
         kind, fields = "hello", hello_of(self.source, agreement.sites)
         if site in self.greeted:
-            kind, fields = "setup", setup_of(self.source, agreement.sites, agreement.form, agreement.told, True)
+            sizes = [size for size, _ in agreement.samples]
+            kind = "setup"
+            fields = setup_of(self.source, agreement.sites, agreement.form, agreement.told, True, sizes)
         return codec.write(Frame(kind, agreement.run, FIRST, site, fields, {}))
 
     def heard(self, site: int, data: bytes) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedconcord.federation.data import federated
@@ -37,6 +38,7 @@ class Policy(BaseModel):
     least_rows: Count
     least_sites: Count
     secure_sums: bool
+    largest_share: Annotated[float, Field(gt=0, le=1)]
     noise: Literal["none", "central", "local"]
     lifetime_epsilon: Annotated[float, Field(gt=0)] | Literal["none"]
     runs: Count
@@ -76,6 +78,17 @@ class Policy(BaseModel):
                 )
         return None
 
+    def refuses_weight(self, weights: np.ndarray, place: int) -> str | None:
+        """Why the site takes no part in a secure sum of these weights [S], of which its own is at this place; None
+        where it does."""
+        share = float(weights[place] / weights.sum())
+        if share <= self.largest_share:
+            return None
+        return (
+            f"it would weigh {share:.4g} of a secure sum, and the site's policy allows {self.largest_share:g} "
+            "(largest_share); use objective=clients, or leave the site out"
+        )
+
     def refuses_job(self, config: Config, metrics: Sequence[str], samples: Sequence[int]) -> str | None:
         """Why the site takes no part in a job that is resolved; None where it does.
 
@@ -107,6 +120,7 @@ USUAL = Policy(
     least_rows=2,
     least_sites=1,
     secure_sums=False,
+    largest_share=0.95,
     noise="none",
     lifetime_epsilon="none",
     runs=20,
@@ -132,6 +146,8 @@ least_rows = 10
 least_sites = {least_sites}
 # true: only jobs with secure sums, where the server learns the sum over sites and no site's part (secure.clip).
 secure_sums = {secure_sums}
+# Most of the weight of a secure sum that this site may have: a sum that is nearly of one site hides nothing of it.
+largest_share = 0.8
 # "none"; "central": only jobs with differential privacy; "local": only those whose noise is drawn at this site.
 noise = "{noise}"
 # What all runs together may spend of this file, by the sum of their epsilons, or "none". A run that is begun again

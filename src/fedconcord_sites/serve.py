@@ -131,7 +131,7 @@ def _served(
     inner = model_of(job)
     deployed = Deployed(inner, agreement.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
-    terms = terms_of(config)
+    terms = terms_of(config, [trained for trained, _ in agreement.samples])
     job = replace(job, problem=problem, engine=Sites(link, PLAIN if terms is None else _secure(terms, agreement)))
     prepared = prepare_job(job, folder, config.rounds)
     if (note := privacy_note(config, private.GENERATOR)) is not None:

@@ -39,7 +39,7 @@ from fedconcord.federation.data.preprocess import mean_of, read_columns
 from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Objective, space_of
+from fedconcord.method.contract import Objective, Roster, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.study.settings.problem import divided
@@ -47,7 +47,7 @@ from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.settings import Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
-from fedconcord_sites import bounds, private
+from fedconcord_sites import bounds, private, weighing
 from fedconcord_sites.form import Form, facts, input_settings, is_secure, model_of, shell, source_of, terms_of
 from fedconcord_sites.gate import Gate
 from fedconcord_sites.judging import figures
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fedconcord.execution.job.accountant import Budget
     from fedconcord.execution.messages.member import Member
 
-PROTOCOL = 3
+PROTOCOL = 4
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names
@@ -78,6 +78,7 @@ class _Opened(NamedTuple):
     budget: Budget | None  # of its privacy
     models: int  # that the method offers, each of which is judged
     once: Once | None  # of messages with noise of the site's own
+    roster: Roster | None  # of all sites, where they weigh each other
 
 
 class Site:
@@ -174,8 +175,8 @@ class Site:
         if self.data != NAMED:
             fields["data"] = federated.description(self._file(), self.given)
         else:
-            dataset, _, about = self._part(frame.client, codec.whole(frame.fields["clients"]))
-            fields |= {"form": form_of(dataset)._asdict(), "named": about}
+            dataset, mine, about = self._part(frame.client, codec.whole(frame.fields["clients"]))
+            fields |= {"form": form_of(dataset)._asdict(), "named": about, "samples": len(mine.train_y)}
         if is_secure(self.source):
             from fedconcord_sites import ring
 
@@ -271,7 +272,8 @@ class Site:
             objective = Regularised(problem, job.problem.regulariser).objective
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
-        member = self._member(frame, config, job)
+        roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
+        member = None if roster is None else self._member(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
         protection = job.algorithm.facts.protection
@@ -280,20 +282,20 @@ class Site:
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
-        return _Opened(frame.method, job, client, test, train, ready, budget, models, once)
+        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster)
 
-    def _member(self, frame: Frame, config: Config, job: Job) -> Member | None:
-        """The site's part in secure sums, where the job has them."""
-        terms = terms_of(config)
-        if terms is None:
-            return None
+    def _member(self, frame: Frame, config: Config, job: Job, roster: Roster) -> Member:
+        """The site's part in secure sums."""
         from fedconcord.execution.messages.member import Member
         from fedconcord_sites import ring  # which need a package for their cryptography
         from fedconcord_sites.safe import FileSafe
 
         safe = FileSafe(self.folder / frame.method / "secrets.json")
         keys = ring.ring(self.keys, self.name, frame.client, _sites(frame))
-        return Member(frame.client, frame.method, terms, safe, space_of(job.problem), keys)
+        terms = terms_of(config, roster.samples.tolist())
+        assert terms is not None
+        plans = weighing.plans_of(job, roster, frame.client, self.gate.rules)
+        return Member(frame.client, frame.method, terms, safe, space_of(job.problem), keys, plans)
 
     # -- the rounds ------------------------------------------------------------------------------------------------
 
@@ -301,7 +303,7 @@ class Site:
         opened.client.shelf.read()  # what is wrong with it is the site's
         schedule = opened.job.schedule
         assert isinstance(schedule, Schedule)
-        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]))
+        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]), opened.roster)
         self.gate.afford(frame.method, opened.budget, frame.round + 1)
         ask_path = self.folder / opened.run / "asked.frame"
         if frame.kind == "train" and opened.client.forgets(frame.round) and ask_path.exists():

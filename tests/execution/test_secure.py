@@ -6,7 +6,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +50,19 @@ from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Algorithm, Cohort, Outcome, Phases, Sender, Tree, space_of, tree_leaves, tree_map
+from fedconcord.method.contract import (
+    Algorithm,
+    Cohort,
+    Outcome,
+    Phases,
+    Plan,
+    Sender,
+    Tree,
+    space_of,
+    tree_leaves,
+    tree_map,
+    weights,
+)
 from fedconcord.method.wrappers.forms import forms, unsummable
 from fedconcord.method.wrappers.uploads import quantise, with_uploads
 from fedconcord.support.errors import UserError
@@ -62,7 +74,7 @@ from table import TABLE, make
 __all__ = ["files", "least_squares", "quick_disk"]  # fixtures
 
 CPU, RUN = torch.device("cpu"), "0123456789abcdef"
-FINE = Terms(Scale(64.0, 48), 0.6, 5)
+FINE = Terms(Scale(64.0, 48), 0.6, 5, ())  # with the samples of its party
 CLIENTS = 7
 KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(CLIENTS)]  # of each client, that last
 PEERS = {i: Peer(f"client {i}", key.public_key()) for i, key in enumerate(KEYS)}
@@ -105,14 +117,16 @@ class Party:
         problem = quadratics(1, CLIENTS, torch.float64, CPU, dim=dim, blocks=5)
         problem.x0 = torch.linspace(-1, 1, dim, dtype=torch.float64)
         cohort = CLIENTS if algorithm.needs.everyone else cohort
-        terms = None if terms is None else terms._replace(cohort=cohort)
+        samples = tuple(problem.roster.samples.tolist())
+        terms = None if terms is None else terms._replace(cohort=cohort, samples=samples)
         schedule = Schedule(seed=3, cohort=cohort, lr=0.05, work=uniform(1, 4), unit="steps", batch_size=2)
         self.job = Job(problem, algorithm, schedule, engine=Serial())
         self.space, self.forms = space_of(problem), forms(algorithm, problem.init(0))
         self.held = {i: Held() for i in range(CLIENTS)}
         self.clients = {}
         for i, held in self.held.items():
-            part = None if terms is None else Member(i, RUN, terms, Safe(held), self.space, Ring(KEYS[i], PEERS))
+            ring = Ring(KEYS[i], PEERS)
+            part = None if terms is None else Member(i, RUN, terms, Safe(held), self.space, ring, self.plans)
             own = problem.objective.alone(i)
             self.clients[i] = RemoteClient(i, self.job.assignment, own, held, self.forms, RUN, part)
         self.log = list[Frame]()
@@ -124,6 +138,11 @@ class Party:
         way.hooks = hooks._replace(void=self.voids.append)
         self.store = RemoteStore(way, algorithm, problem, (), sums=PLAIN if terms is None else Secure(terms, PEERS))  # type: ignore[arg-type]
         self.server: Tree = algorithm.init(problem.init(3), population_of(self.job))
+
+    def plans(self, t: int, ids: Sequence[int]) -> Plan:
+        """As every client draws them from its own job."""
+        drawn = self.job.schedule.plan(t, self.job.algorithm, self.job.problem.roster)
+        return weights.redrawn(drawn, np.isin(drawn.ids, ids), self.job.algorithm.weights)
 
     def change(self, **parts: Any) -> None:
         """Another part of the job, at both ends."""
@@ -222,7 +241,7 @@ def test_other_weights_compressors_and_rules() -> None:
 
 @pytest.mark.parametrize(("bits", "clip"), [(8, 1.0), (12, 3.0), (24, 8.0)])
 def test_the_error_is_the_stated_one(bits: int, clip: float) -> None:
-    plain, secure = Party(make("fedavg"), None), Party(make("fedavg"), Terms(Scale(clip, bits), 0.6, 5))
+    plain, secure = Party(make("fedavg"), None), Party(make("fedavg"), FINE._replace(scale=Scale(clip, bits)))
     plain.round(0)
     secure.round(0)
     error = far(secure.server, plain.server)
@@ -791,7 +810,7 @@ def test_wrong_shares_void_a_round_or_are_not_needed() -> None:
 
 
 def test_what_does_not_fit_the_clip_is_not_sent() -> None:
-    party = Party(make("fedavg"), Terms(Scale(1e-4, 24), 0.6, 5))
+    party = Party(make("fedavg"), FINE._replace(scale=Scale(1e-4, 24)))
     party.round(0)
     why = "its contribution has a number beyond secure.clip, 0.0001; raise secure.clip"
     assert party.refused == [(i, why) for i in party.cohort(0)]

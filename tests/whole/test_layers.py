@@ -32,7 +32,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once
     # sites that know each other: a file of keys, compared before round 0; secure sums of whole numbers, whose bits are
     # refused where the noise says them; models with what is added to their weights
-    "fedconcord_sites": Wing(3490, 2800),
+    # sites that take no weight from their server: one list of sizes, told and looked up, and the most that a site may
+    # weigh: 100 lines
+    "fedconcord_sites": Wing(3590, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     "fedconcord_flower": Wing(2140, 1600),
 }

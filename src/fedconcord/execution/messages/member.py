@@ -9,14 +9,15 @@
    of the key; never both of one client.
 
 What is between them lies in its safe, and every step is put down there before it is answered: no mask covers two
-contributions, a client signs one list of who was heard, and no sum of a round is opened twice, whoever asks.
+contributions, a client signs one list of who was heard, and no sum of a round is opened twice, whoever asks. Who is
+drawn for a round, and what each weighs, no server says: it follows from the job and from numbers of samples that all
+clients of a sum have alike.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -28,8 +29,8 @@ from torch import Tensor
 from fedconcord.execution.messages import codec, masks
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Ring
-from fedconcord.execution.messages.terms import FEWEST, Terms
-from fedconcord.method.contract import Cohort, Sender, Space, Tree, rng, tree_leaves
+from fedconcord.execution.messages.terms import FEWEST, Plans, Terms
+from fedconcord.method.contract import Space, Tree, cohort_of, rng, sender_of, tree_leaves
 from fedconcord.method.contract.trees import raw
 from fedconcord.method.wrappers.forms import Contribute
 from fedconcord.support.errors import UserError
@@ -90,10 +91,12 @@ class Member:
         run: what frames name, of which keys are made.
         space: what contributions are computed with.
         ring: its own key, and those of the others.
+        plans: who is drawn and what each weighs, from the job and the terms' numbers of samples.
     """
 
-    def __init__(self, id: int, run: str, terms: Terms, safe: Safe, space: Space, ring: Ring) -> None:
+    def __init__(self, id: int, run: str, terms: Terms, safe: Safe, space: Space, ring: Ring, plans: Plans) -> None:
         self.id, self.run, self.terms, self.safe, self.space, self.ring = id, run, terms, safe, space, ring
+        self.plans = plans
 
     def keys(self, frame: Frame) -> dict[str, Tensor]:
         """Its card for a new sum.
@@ -134,6 +137,8 @@ class Member:
                 raise UserError(f"client {i} is in this sum, and it knows nobody of that number")
             if not self._has_signed(i, cards[i][2 * KEY :], card(self.run, frame.round, secret.part, i, cards[i])):
                 raise UserError(f"the keys of {self.ring.peers[i].name} for this sum are not signed by it")
+        if strange := sorted({*ids} - {*self.plans(frame.round, ids).ids.tolist()}):
+            raise UserError(f"client {strange[0]} is in this sum, and its job draws others for round {frame.round}")
         pairs = [
             one + other
             for one, other in zip(
@@ -168,7 +173,9 @@ class Member:
             raise UserError("the clients of this sum are not those that shares were dealt for")
         if len(among) < self.terms.needed(len(secret.ids)):
             raise UserError(f"{len(among)} of {len(secret.ids)} clients are left in this sum, too few to open it")
-        values = flat(contribute(up, self._sender(about_sum["sender"]), self._cohort(about_sum["cohort"])))
+        plan = self.plans(frame.round, among)
+        place = plan.ids.tolist().index(self.id)
+        values = flat(contribute(up, sender_of(self.space, plan, place), cohort_of(self.space, plan)))
         if not np.isfinite(values).all():
             raise UserError("its contribution has a number that is not finite")
         if np.abs(values).max(initial=0) > self.terms.scale.clip:
@@ -186,7 +193,7 @@ class Member:
             for k, i in enumerate(among)
         )
         kind = self.terms.scale.kind(len(secret.ids))
-        bond = bound(about, among, about_sum["cohort"], frame.tensors)
+        bond = bound(about, among, frame.tensors)
         others = {i: key[i][KEY : 2 * KEY] for i in among if i != self.id}
         draw = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
         rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
@@ -255,18 +262,6 @@ class Member:
         """The key of what one client deals another."""
         return masks.agreed(secret.cipher, keys[:KEY], b"share " + about + b" %d %d" % (sender, to))
 
-    def _sender(self, fields: Mapping[str, Any]) -> Sender:
-        def one(value: float) -> Tensor:
-            return torch.tensor(float(value), dtype=self.space.dtype, device=self.space.device)
-
-        values = {name: one(fields[name]) for name in ("w", "p", "steps", "inclusion")}
-        if not (math.isfinite(float(values["w"])) and math.isfinite(float(values["p"]))):
-            raise FrameError("weights that are not finite")
-        return Sender(id=torch.tensor(self.id, device=self.space.device), lr=float(fields["lr"]), **values)
-
-    def _cohort(self, fields: Mapping[str, Any]) -> Cohort:
-        return Cohort(**fields, dim=self.space.dim, regulariser=self.space.regulariser)
-
 
 # -- what both ends compute ------------------------------------------------------------------------------------------
 
@@ -286,12 +281,12 @@ def heard_of(about: bytes, among: Sequence[int], survivors: Sequence[int]) -> by
     return _hash("heard", about, list(among), list(survivors))
 
 
-def bound(about: bytes, among: Sequence[int], cohort: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+def bound(about: bytes, among: Sequence[int], tensors: Mapping[str, Tensor]) -> bytes:
     """What masks are made for [32]: those of clients that were told of another cohort, or sent another model, do not
     cancel, and the total is noise."""
     models = [name for name in sorted(tensors) if name.startswith(MODELS)]
     content = [raw(tensors[name].cpu()).numpy().tobytes() for name in models]
-    return b"mask " + _hash(about, list(among), dict(sorted(cohort.items())), models, *content)
+    return b"mask " + _hash(about, list(among), models, *content)
 
 
 def flat(contribution: Tree) -> np.ndarray:

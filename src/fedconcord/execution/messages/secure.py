@@ -33,7 +33,6 @@ from fedconcord.method.contract import (
     tree_unflatten,
     weights,
 )
-from fedconcord.method.contract.round import behind
 from fedconcord.method.wrappers.forms import factors, messages
 
 
@@ -81,13 +80,10 @@ class Secure:
         kind = self.terms.scale.kind(len(pact.places))
         like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
         among = before.ids.tolist()
-        scalars = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
         covered = {}
-        columns = {"w": before.w, "p": before.p, "steps": behind(before), "inclusion": before.inclusion}
-        for k, i in enumerate(among):
-            sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
+        for i in among:
             request = requests.of_client[i]
-            fields = {"part": phase.number, "among": among, "cohort": scalars, "sender": sender}
+            fields = {"part": phase.number, "among": among}
             sealed = torch.stack([pact.dealt[j].sealed[pact.places[i]] for j in among])
             frame = request.frame._replace(
                 fields={**request.frame.fields, "sum": fields},
@@ -96,7 +92,7 @@ class Secure:
             covered[i] = request._replace(frame=frame, name="covered", like=like)
         replies = half.hear(Requests(before, covered, lost=requests.lost))
         after = half.only(before, replies)
-        total = self._opened(half, pact, phase.number, {i: replies[i] for i in after.ids.tolist()}, scalars, covered)
+        total = self._opened(half, pact, phase.number, {i: replies[i] for i in after.ids.tolist()}, covered)
         if isinstance(total, str):
             return self._void(half, after, total)
         message = messages(half.algorithm)[0 if phase.number == PRELUDE else -1][1]
@@ -138,7 +134,6 @@ class Secure:
         pact: _Pact,
         part: int,
         replies: Mapping[int, Reply],
-        cohort: Mapping[str, Any],
         requests: Mapping[int, Request],
     ) -> np.ndarray | str:
         """The total [L] in integers of what came under masks, or why it cannot be had."""
@@ -168,7 +163,7 @@ class Secure:
         kind = self.terms.scale.kind(len(pact.places))
         rows = [replies[i].tree.cpu().numpy().view(kind) for i in senders]
         total = np.sum(rows, axis=0, dtype=kind)
-        bond = bound(pact.about, among, cohort, requests[among[0]].frame.tensors)
+        bond = bound(pact.about, among, requests[among[0]].frame.tensors)
         for i in among:
             if i in replies:
                 total = total - masks.mask(secrets[i], len(total), kind)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedconcord.method.contract import Plan
+
 FEWEST = 3  # clients of a sum
+Plans = Callable[[int, Sequence[int]], Plan]
+"""(round, ids) -> the plan of a round by the client's own job, of those of these clients whom it draws."""
 
 
 class Scale(NamedTuple):
@@ -50,6 +55,7 @@ class Terms(NamedTuple):
     scale: Scale
     share: float  # of the clients that must be heard to the end
     cohort: int  # clients of a round, by the job: a server that says most of them are away makes no sum of the others
+    samples: tuple[int, ...]  # [N] training samples, by which clients are drawn and weighed; each looks after its own
 
     def needed(self, clients: int) -> int:
         """Of how many clients the shares open a sum that so many began: `share` of the cohort, and always more than

@@ -1,0 +1,64 @@
+"""Who is drawn for a secure sum, and what each site weighs in it: from the site's own job, not from its server's words.
+
+All that a server says is how many training samples each site has. A site looks after its own number, and the list is
+among the terms that masks, shares and signatures are made for: sites that were told two lists have no sum in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedconcord.execution.job import Job
+from fedconcord.execution.messages.codec import Frame, FrameError, whole
+from fedconcord.execution.messages.terms import Plans
+from fedconcord.method.contract import Plan, Roster, roster_of, weights
+from fedconcord.support.errors import UserError
+from fedconcord_sites.policy import Policy
+
+SAMPLES = 2**40  # of a site
+
+
+def roster(frame: Frame, samples: int) -> Roster:
+    """Who has how many training samples, as the server says it of others where sites weigh each other.
+
+    Args:
+        samples: that this site has.
+
+    Raises:
+        FrameError: it says another number of this site, or none, or one that no site has.
+    """
+    numbers = [whole(one) for one in frame.fields.get("samples", ())]
+    if len(numbers) != whole(frame.fields["clients"]) or not all(0 < one < SAMPLES for one in numbers):
+        raise FrameError(f"numbers of training samples that are none of 1 to {SAMPLES - 1}, or not one a site")
+    if numbers[frame.client] != samples:
+        raise FrameError(f"it has {samples} training samples, and {numbers[frame.client]} by the server's list")
+    return roster_of(np.cumsum([0, *numbers]))
+
+
+def plans_of(job: Job, roster: Roster, client: int, rules: Policy) -> Plans:
+    """The plans of a site's rounds, as its sums ask for them.
+
+    Args:
+        client: the site's number.
+        rules: how much of a sum's weight it may have.
+
+    Raises:
+        FrameError: it has more of all sites' weight than that. A plan raises UserError where it has more of a sum's.
+    """
+    kind = job.algorithm.weights
+    why = rules.refuses_weight(weights.objective(kind, roster.sizes), client)
+    if why is not None:
+        raise FrameError(why)
+
+    def plan_of(round: int, ids: Sequence[int]) -> Plan:
+        plan = job.schedule.plan(round, job.algorithm, roster)
+        some = weights.redrawn(plan, np.isin(plan.ids, ids), kind)
+        for place in np.flatnonzero(some.ids == client):
+            why = rules.refuses_weight(some.w, int(place))
+            if why is not None:
+                raise UserError(why)
+        return some
+
+    return plan_of
