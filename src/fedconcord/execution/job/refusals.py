@@ -66,7 +66,7 @@ def reasons(job: Job) -> Iterator[str]:
         if not job.engine.can.versions:
             yield (
                 "asynchronous rounds (clock) are simulated in one process, where clients may begin from different "
-                "models; use engine stacked or serial"
+                "models; use engine stacked, serial or wire"
             )
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"

@@ -107,8 +107,8 @@ class RemoteServer:
 
     def keep(self, plan: Plan) -> None:
         """Note whose reply counted; clients hear it with the next message."""
-        for i, is_heard in zip(plan.ids.tolist(), plan.heard, strict=True):
-            self.ledger.counted[i] = (plan.round, self._replies[i].fingerprint)
+        for i, round, is_heard in zip(plan.ids.tolist(), plan.rounds.tolist(), plan.heard, strict=True):
+            self.ledger.counted[i] = (round, self._replies[i].fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.discard if is_heard else self.ledger.late.add)(i)
 
@@ -185,7 +185,8 @@ class RemoteServer:
         clients = [i for i, owed in self.ledger.owed.items() if owed == round]
         if clients:
             tensors = codec.pack("settle", self.ledger.settles[round])
-            requests = {i: Request(self.frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
+            rounds = {i: self.ledger.counted[i][0] for i in clients}  # of their orders
+            requests = {i: Request(self.frame("settle", rounds[i], i, {}, tensors), "settled", "", ()) for i in clients}
             for i in self.answers(requests, left_out=False):
                 self.ledger.received(i)
         return self.costs.bytes_down
@@ -196,7 +197,7 @@ class RemoteServer:
         """What a cohort is asked before the local steps."""
         self._broadcast, requests = phase.message, {}
         for k, i in enumerate(plan.ids.tolist()):
-            fields, tensors = self._head(orders_of(plan, k, self.algorithm), phase.message)
+            fields, tensors = self._head(orders_of(plan, k, self.algorithm), phase.message, plan.round)
             frame = self.frame("ask", plan.round, i, fields, tensors)
             requests[i] = Request(frame, "gradient", "gradient", self.forms.x)
         self._asked = requests
@@ -209,42 +210,48 @@ class RemoteServer:
         if self.algorithm.phases.prelude is not None:
             broadcast, total = self._broadcast, phase.message
         requests = {}
+        versions = [plan.round] * len(plan.ids) if plan.version is None else plan.version.tolist()
         for k, i in enumerate(plan.ids.tolist()):
-            order = orders_of(plan, k, self.algorithm)
-            kind, (fields, tensors) = "orders", self._head(order, broadcast)
+            order, down = orders_of(plan, k, self.algorithm), phase.downs.get(versions[k], broadcast)
+            kind, (fields, tensors) = "orders", self._head(order, down, versions[k])
             if self.algorithm.phases.prelude is not None:
                 kind, fields = "train", {"orders": order._asdict(), "counted": None}
                 tensors = codec.pack("answer", total)
             like = () if order.late else cut_for(phase.portion, self.forms.up, i)
-            requests[i] = Request(self.frame(kind, plan.round, i, fields, tensors), "reply", "up", like)
+            requests[i] = Request(self.frame(kind, order.round, i, fields, tensors), "reply", "up", like)
         again = {i: self._asked[i].frame for i in requests} if self._asked else {}
-        lost = {i: self._lost(plan.round, i, broadcast, total) for i in plan.aside.lost}
+        aside, first = (*plan.aside.lost, *plan.aside.stale), [self._first(plan.round, i) for i in plan.aside.lost]
+        if plan.version is not None:  # each began from some version: how many from a later one, the plan knows
+            others = sum(bool(self._first(version, i)) for version, i in zip(versions, requests, strict=True))
+            later = plan.aside.newcomers - others
+            first = [codec.pack("x0", self.x0()) if k < later else {} for k in range(len(aside))]
+        lost = [self._lost(plan.round, i, broadcast, total, x0) for i, x0 in zip(aside, first, strict=True)]
         return Requests(plan, requests, again, lost)
 
-    def _head(self, order: Orders, broadcast: Tree) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Orders with the broadcast, what became of the client's last reply, and what it still lacks."""
+    def _head(self, order: Orders, broadcast: Tree, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Orders with the broadcast of a version, what became of the client's last reply, and what it still lacks."""
         ledger, i = self.ledger, order.id
         counted = ledger.counted.get(i)
         fields: dict[str, Any] = {"orders": order._asdict(), "counted": None if counted is None else list(counted)}
         if ledger.silent.get(i):
             fields["silent"] = ledger.silent[i]
         down = cut_for(self.algorithm.phases.portion, broadcast, i)
-        tensors = ({} if order.answers else codec.pack("down", down)) | self._first(order.round, i)
+        tensors = ({} if order.answers else codec.pack("down", down)) | self._first(version, i)
         if i in ledger.owed:
             tensors |= codec.pack("settle", ledger.settles[ledger.owed[i]])
         return fields, tensors
 
-    def _first(self, round: int, client: int) -> dict[str, Tensor]:
-        """x^0 for a client that joins after round 0, whose broadcast it is."""
-        needs = self.algorithm.needs.x0 and client not in self.ledger.joined and round > 0
+    def _first(self, version: int, client: int) -> dict[str, Tensor]:
+        """x^0 for a client that joins with a later version of the model."""
+        needs = self.algorithm.needs.x0 and client not in self.ledger.joined and version > 0
         return codec.pack("x0", self.x0()) if needs else {}
 
-    def _lost(self, round: int, client: int, broadcast: Tree, total: Tree) -> Frame:
-        """What a client gets that is lost in mid-round."""
+    def _lost(self, round: int, client: int, broadcast: Tree, total: Tree, x0: Mapping[str, Tensor]) -> Frame:
+        """What a client gets that is lost in mid-round, or replies too late."""
         counted = self.ledger.counted.get(client)
         fields = {"orders": None, "counted": None if counted is None else list(counted)}
         down = cut_for(self.algorithm.phases.portion, broadcast, client)
-        tensors = codec.pack("down", down) | codec.pack("answer", total) | self._first(round, client)
+        tensors = codec.pack("down", down) | codec.pack("answer", total) | dict(x0)
         return self.frame("lost", round, client, fields, tensors)
 
     def frame(
@@ -273,26 +280,26 @@ class RemoteServer:
         self,
         requests: Mapping[int, Request],
         again: Mapping[int, Frame] = NO_FRAMES,
-        lost: Mapping[int, Frame] = NO_FRAMES,
+        lost: Sequence[Frame] = (),
         left_out: bool = True,
     ) -> dict[int, Reply]:
         """What clients answer, asked again until they do or have been asked `tries` times.
 
         Args:
             again: what a client is sent first that has forgotten it.
-            lost: frames to clients whose answers do not arrive.
+            lost: frames to clients that answer nothing.
             left_out: who does not answer is out of the round.
         """
         replies: dict[int, Reply] = {}
         forgot: set[int] = set()
-        silent = frozenset(lost)
+        silent = frozenset(frame.client for frame in lost) - requests.keys()
         for attempt in range(self.tries):
             missing = [i for i in requests if i not in replies]
-            if not missing and (attempt or not silent):
+            if not missing and (attempt or not lost):
                 break
             frames = [(i, again[i]) for i in missing if i in forgot and i in again]
             frames += [(i, requests[i].frame) for i in missing]
-            frames += [] if attempt else list(lost.items())
+            frames += [] if attempt else [(frame.client, frame) for frame in lost]
             messages = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
             for client, data in self.send(messages, silent):
                 self._take(client, data, requests, replies, forgot)

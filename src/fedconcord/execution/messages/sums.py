@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedconcord.execution.messages.codec import Frame
@@ -19,7 +19,7 @@ class Requests(NamedTuple):
     plan: Plan
     of_client: Mapping[int, Request]
     again: Mapping[int, Frame] = {}  # what a client is sent first that has forgotten it
-    lost: Mapping[int, Frame] = {}  # frames to clients whose replies do not arrive
+    lost: Sequence[Frame] = ()  # to clients that reply nothing
 
 
 class Summed(NamedTuple):
