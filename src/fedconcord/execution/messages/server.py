@@ -76,10 +76,11 @@ class RemoteServer:
     def __init__(self, store: RemoteStore, send: Send, seed: int) -> None:
         self.algorithm, self.space, self.forms, self.sums = store.algorithm, store.space, store.forms, store.sums
         self.ledger, self.traffic = store.ledger.copy(), store.traffic
+        self.roster = store.problem.roster
         self.send, self.x0 = send, partial(store.problem.init, seed)
         self.hooks, self.tries = store.way.hooks, store.way.tries
         self.method = store.way.method or codec.digest(store.algorithm.identity)
-        self._before, self._gradient_steps = self.traffic, 0
+        self._before, self.gradient_steps = self.traffic, 0
         self._asked: Mapping[int, Request] = {}  # before the local steps
         self._broadcast: Tree = ()
         self._replies: Mapping[int, Reply] = {}  # to what was asked last
@@ -92,7 +93,7 @@ class RemoteServer:
         requests = self._asks(phase, plan) if phase.number == PRELUDE else self._orders(phase, plan)
         self._spoilt = []
         plan, self._replies, total = self.sums.sum(self, requests, phase)
-        self._gradient_steps += sum(reply.gradient_steps for reply in self._replies.values())
+        self.gradient_steps += sum(reply.gradient_steps for reply in self._replies.values())
         return Gathered(plan, total, tuple(self._spoilt))
 
     def train_silently(self, plan: Plan) -> None:
@@ -117,7 +118,7 @@ class RemoteServer:
         """What was sent since this half began, as it is counted: each message once."""
         now, before = self.traffic, self._before
         down, up = now.payload_down - before.payload_down, now.payload_up - before.payload_up
-        return Costs(down, up, self._gradient_steps)
+        return Costs(down, up, self.gradient_steps)
 
     def only(self, plan: Plan, replies: Mapping[int, Reply]) -> Plan:
         """The plan of those that answered with finite numbers, weighed as if it had been drawn so.
@@ -266,10 +267,14 @@ class RemoteServer:
         usable = {i: request for i, request in requests.of_client.items() if not self._is_void(request)}
         replies = self.answers(usable, requests.again, requests.lost)
         for i in replies:
-            self.ledger.joined.add(i)
-            if self.ledger.owed.get(i, requests.plan.round) < requests.plan.round:
-                self.ledger.received(i)
+            self.arrived(i, requests.plan.round)
         return replies
+
+    def arrived(self, client: int, round: int) -> None:
+        """A reply to the orders of a round came: the client has what was in them."""
+        self.ledger.joined.add(client)
+        if self.ledger.owed.get(client, round) < round:
+            self.ledger.received(client)
 
     def _is_void(self, request: Request) -> bool:
         """Whether a late reply is to come of which the server never heard that it was begun."""
@@ -300,13 +305,13 @@ class RemoteServer:
             frames = [(i, again[i]) for i in missing if i in forgot and i in again]
             frames += [(i, requests[i].frame) for i in missing]
             frames += [] if attempt else [(frame.client, frame) for frame in lost]
-            messages = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
+            messages = [(i, self.message(frame, attempt > 0)) for i, frame in frames]
             for client, data in self.send(messages, silent):
-                self._take(client, data, requests, replies, forgot)
+                self.take(client, data, requests, replies, forgot)
         self._add(clients_lost=(len(requests) - len(replies)) * left_out)
         return replies
 
-    def _count(self, frame: Frame, repeated: bool) -> bytes:
+    def message(self, frame: Frame, repeated: bool) -> bytes:
         data = codec.write(frame)
         if repeated:
             self._add(resent_down=len(data))
@@ -314,7 +319,7 @@ class RemoteServer:
             self._add(payload_down=frame.payload, framing_down=len(data) - frame.payload)
         return data
 
-    def _take(
+    def take(
         self, client: int, data: bytes, requests: Mapping[int, Request], replies: dict[int, Reply], forgot: set[int]
     ) -> None:
         """One message from a client: taken, or refused and counted."""

@@ -43,12 +43,16 @@ class Plain:
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says."""
-        replies = half.hear(requests)
-        plan = half.only(requests.plan, replies)
-        if half.hooks.far is not None:
-            for i, times in far({i: replies[i].tree for i in plan.ids[plan.heard].tolist()}).items():
-                half.hooks.far(i, times)
-        return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
+        return summed(half, requests.plan, half.hear(requests), phase)
+
+
+def summed(half: RemoteServer, plan: Plan, replies: Mapping[int, Reply], phase: Phase) -> Summed:
+    """The total of those of a plan that replied with finite numbers."""
+    plan = half.only(plan, replies)
+    if half.hooks.far is not None:
+        for i, times in far({i: replies[i].tree for i in plan.ids[plan.heard].tolist()}).items():
+            half.hooks.far(i, times)
+    return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
 
 
 PLAIN = Plain()
