@@ -111,7 +111,7 @@ class SiteLink:
         answers = self.exchange(by_name, self.wait) if by_name else {}
         self.lasted = time.monotonic() - began
         self.waited += self.lasted
-        usable = {}
+        usable = dict[int, bytes]()
         for i, data in messages.items():
             name = self.sites[i]
             if name in by_name:
