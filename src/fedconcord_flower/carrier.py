@@ -96,30 +96,32 @@ class Carrier:
                 failed |= self._look()
                 look = time.monotonic() + LOOK
             for back in self.post.fetch(list(self._sent)) if self._sent else ():
-                sent = self._sent.pop(back.identity, None)
-                if sent is not None and back.data is not None and back.node == sent.node[0]:
-                    answers[sent.site] = back.data
-                elif sent is not None:
-                    failed[sent.site] = back.why or "an answer of another site"
+                way = self._sent.pop(back.identity, None)
+                if way is not None and back.data is not None and back.node == way.node[0]:
+                    answers[way.site] = back.data
+                elif way is not None:
+                    failed[way.site] = back.why or "an answer of another site"
             now = time.monotonic()
-            late = [(sent.site, sent.end) for sent in self._sent.values()]
+            late = [(way.site, way.end) for way in self._sent.values()]
             late += [(site, end) for site, (_, end) in self._held.items()]
             failed |= {site: "no answer in time" for site, end in late if now > end}
             if not (answers or failed):
                 time.sleep(pause)
                 pause = min(1.3 * pause, 0.5)
-        self._held = {site: held for site, held in self._held.items() if site not in failed}
-        self._sent = {identity: sent for identity, sent in self._sent.items() if sent.site not in failed}
+        self._held = {site: parcel for site, parcel in self._held.items() if site not in failed}
+        self._sent = {identity: way for identity, way in self._sent.items() if way.site not in failed}
         return answers, failed
 
     def _look(self) -> dict[str, str]:
         """Send what is held for sites that are there now; why those have lost their message that went away, or came
         anew."""
         there, now = self.post.online(), time.monotonic()
-        held = {site: self._held.pop(site) for site in [*self._held] if site in there}
-        letters = [Letter(there[site][0], data, max(end - now, 1e-3)) for site, (data, end) in held.items()]
-        each = zip(self.post.send(letters) if letters else (), held.items(), strict=True)
-        posted = {identity: _Sent(site, there[site], end) for identity, (site, (_, end)) in each}
-        failed = dict.fromkeys(held.keys() - {sent.site for id, sent in posted.items() if id}, "it could not be sent")
-        self._sent |= {identity: sent for identity, sent in posted.items() if identity}
-        return failed | {sent.site: "it went away" for sent in self._sent.values() if there.get(sent.site) != sent.node}
+        parcels = {site: self._held.pop(site) for site in [*self._held] if site in there}
+        letters = [Letter(there[site][0], data, max(end - now, 1e-3)) for site, (data, end) in parcels.items()]
+        each = zip(self.post.send(letters) if letters else (), parcels.items(), strict=True)
+        for identity, (site, parcel) in each:
+            if identity:
+                self._sent[identity] = _Sent(site, there[site], parcel[1])
+            else:
+                self._held[site] = parcel
+        return {way.site: "it went away" for way in self._sent.values() if there.get(way.site) != way.node}

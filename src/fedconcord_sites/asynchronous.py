@@ -11,7 +11,7 @@ when later orders say that its reply counted, and these are in the checkpoint be
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -65,16 +65,20 @@ class Asynchronous:
         Raises:
             UserError: they never come.
         """
-        lost_in_a_row = 0
+        losses = Counter[int]()  # by site, since the last reply of any
         while len(self.buffer) < self.schedule.cohort:
             if not self.ends:
                 self._dispatch(half, requests)
             if self.ends:
-                is_lost = not self._take(half, requests.plan.round, *self.ends.popleft())
-                lost_in_a_row = (lost_in_a_row + 1) * is_lost
-            if lost_in_a_row >= IN_A_ROW * len(requests.of_client):
+                site, data = self.ends.popleft()
+                if self._take(half, requests.plan.round, site, data):
+                    losses.clear()
+                else:
+                    losses[site] += 1
+            able = [i for i in requests.of_client if i not in self.buffer and self.link.records[i].left_out is None]
+            if able and min(losses[i] for i in able) >= IN_A_ROW:
                 raise UserError(
-                    f"{lost_in_a_row} orders in a row had no reply, with {len(self.buffer)} of the "
+                    f"no site replied to {IN_A_ROW} orders in a row, with {len(self.buffer)} of the "
                     f"{self.schedule.cohort} replies of update {requests.plan.round} there; go on with the run "
                     "(resume) when sites are there again, or with a longer --wait"
                 )
@@ -98,8 +102,8 @@ class Asynchronous:
         free = min(self.clock.concurrency - occupied, len(idle))
         messages = {}
         if free > 0:
-            drawn = uniform().draw(self.schedule.seed, self.link.number, free, np.ones(len(idle)), np.zeros_like)
-            for i in np.array(idle)[drawn.ids].tolist():
+            places = uniform().draw(self.schedule.seed, self.link.number, free, np.ones(len(idle)), np.zeros_like)
+            for i in np.array(idle)[places.ids].tolist():
                 self.flights[i] = requests.of_client[i]
                 messages[i] = half.message(self.flights[i].frame, False)
         wait = self.link.wait if self.clock.timeout is None else self.clock.timeout

@@ -72,7 +72,7 @@ def test_who_does_not_answer_in_time_or_goes_away_is_none() -> None:
     post = Carrier(office, lambda event: None)
     assert post.flow({"never": b"a", "near": b"b"}, 0.3) == {"near": b"B"}
     assert post.flow({}, 9.0) == {"never": None}
-    assert post.flow({"closed": b"a"}, 9.0) == {"closed": None}
+    assert post.flow({"closed": b"a"}, 0.1) == {"closed": None}
     assert post.flow({"never": b"a", "near": b"b"}, 9.0) == {"near": b"B"}
     office.came["never"] = "second"  # it came anew, and has no letters
     assert post.flow({}, 9.0) == {"never": None}

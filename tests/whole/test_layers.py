@@ -36,7 +36,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_sites": Wing(3670, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did
-    "fedconcord_flower": Wing(2235, 1600),
+    "fedconcord_flower": Wing(2240, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
@@ -195,8 +195,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # server that gives up on one, without rounds: 50; noise on whole numbers: 150; targets of tokens: 265
     # compiled steps of methods with further gradients: 60; a kernel for the losses that methods ask: 30
     # low-rank factors of different ranks, each client sent its own rows and columns: 165; steps with noise: 395
+    # asynchronous rounds over messages: 30 of which orders carry which model, and of updates whose order is not drawn
     # gone: fields by their former names, 100; modules by their former paths, 101
-    assert sum(sizes().values()) <= 46_230
+    assert sum(sizes().values()) <= 46_256
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
