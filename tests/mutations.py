@@ -40,6 +40,7 @@ MIXED_RANKS = ("tests/federation/test_mixed_ranks.py", "-k", "products")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py")
+NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -236,7 +237,7 @@ MUTATIONS: dict[str, Mutation] = {
         "federation/participation/schedule.py", "(round - versions)", "(round + 1 - versions)"
     ),
     "asynchronous: draws by the update, not the dispatch": asynchronous(
-        "method/contract/round.py", "plan.round if plan.wave is None", "plan.round if True"
+        "method/contract/round.py", "round=int(plan.rounds[position])", "round=plan.round"
     ),
     "asynchronous: every model is kept": asynchronous(
         "execution/job/loop.py", "for version in plan.in_flight}", "for version in here}"
@@ -430,6 +431,23 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         WIRE,
     ),
+    "wire: orders of an earlier model have the newest": Mutation(
+        (Edit("execution/messages/server.py", "phase.downs.get(versions[k], broadcast)", "broadcast"),),
+        ("tests/execution/test_asynchronous_wire.py", "-k", "frames"),
+    ),
+    "sites: a reply counts by the update that it is in": Mutation(
+        (Edit("execution/messages/server.py", "(round, self._replies[i].fingerprint)", "(plan.round, 0)"),), NOWAIT
+    ),
+    "sites: too old counts": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/asynchronous.py",
+                "update - request.frame.round > oldest",
+                "update - request.frame.round > oldest + 1",
+            ),
+        ),
+        NOWAIT,
+    ),
     "wire: a damaged message is taken": Mutation(
         (
             Edit(
@@ -463,8 +481,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "execution/messages/server.py",
-                "zip(plan.ids.tolist(), plan.heard, strict=True):\n            self.ledger",
-                "zip(self._replies, [True] * 99, strict=False):\n            self.ledger",
+                "zip(plan.ids.tolist(), plan.rounds.tolist(), plan.heard, strict=True):\n            self.ledger",
+                "zip(self._replies, [plan.round] * 99, [True] * 99, strict=False):\n            self.ledger",
             ),
         ),
         ROBUST,

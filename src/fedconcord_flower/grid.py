@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 from fedconcord.support import imports
 from fedconcord.support.errors import LostError, UserError, sentence
 from fedconcord_flower import INSTALL
+from fedconcord_flower.carrier import POLL, Back, Carrier, Letter
 from fedconcord_flower.events import plain, teller
 from fedconcord_flower.outside import as_data
 
@@ -64,9 +65,7 @@ NEEDED = (  # what answers need: imported by the worker once, for all its forks
     "torch._dynamo",  # torch.func imports it with the first gradient, for more than a second
 )
 TRIES = 4  # of a question to a SuperLink
-LOOK = 3.0  # seconds between looks whether sites that have not answered are there
 TASKS = 20  # that a SuperNode remembers
-POLL = 0.2  # seconds between questions of SuperNode and worker whether there is something to do
 
 
 # -- the two apps --------------------------------------------------------------------------------------------------
@@ -90,7 +89,7 @@ def server(settings: str) -> ServerApp:
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
         tell, wait = teller(str(config["events"])), float(config["wait"])
-        exchange = Exchanged(grid, tell)
+        exchange = Carrier(GridPost(grid), tell)
         folder, resume = Path(str(config["folder"])), bool(config["resume"])
         try:
             later = later_of(str(config["later"]), sites)
@@ -98,7 +97,8 @@ def server(settings: str) -> ServerApp:
             if config["check"]:
                 tell({"differences": check(settings, sites, exchange, wait, later)})
                 return
-            serve(settings, sites, exchange, folder, lambda e: tell(plain(e)), wait, resume, later=later)
+            see, flow = (lambda event: tell(plain(event))), exchange.flow
+            serve(settings, sites, exchange, folder, see, wait, resume, later=later, flow=flow)
         except (UserError, LostError, OSError) as error:
             tell({"error": sentence(error)})
             raise
@@ -157,58 +157,32 @@ def _unpacked(message: Message) -> bytes:
     return bytes(array.data) if array is not None else b""
 
 
-class Exchanged:
-    """A `fedconcord_sites.exchange.Exchange` over Flower's Grid: one message and one answer a site and call."""
+class GridPost:
+    """Flower's Grid as a `carrier.Post`."""
 
-    def __init__(self, grid: Grid, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.tell = tell
 
     def online(self) -> dict[str, tuple[int, str]]:
-        """(id, when it came) of the nodes that are there, by the names under which the sites' keys were registered."""
+        """As `Post` says."""
         return {node.name: (node.node_id, node.last_activated_at) for node in self.grid.get_nodes()}
 
-    def gather(self, sites: Sequence[str], wait: float) -> None:
-        """Wait until all sites are there, so long at most."""
-        end = time.monotonic() + wait
-        while set(sites) - set(self.online()) and time.monotonic() < end:
-            time.sleep(POLL)
+    def send(self, letters: Sequence[Letter]) -> list[str]:
+        """As `Post` says."""
+        messages = [Message(_packed(one.data), one.node, KIND, ttl=one.seconds) for one in letters]
+        return [identity or "" for identity in self.grid.push_messages(messages)]
 
-    def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
-        end = time.monotonic() + wait
-        while not (there := {site: node for site, node in self.online().items() if site in messages}):
-            if time.monotonic() > end:
-                return {}
-            time.sleep(POLL)
-        names = {node: site for site, (node, _) in there.items()}
-        # a message that nobody fetched is dropped in the end: a site that comes back must not answer an old one
-        messages_out = [Message(_packed(messages[site]), node, KIND, ttl=wait) for node, site in names.items()]
-        waiting = {
-            identity: site
-            for identity, site in zip(self.grid.push_messages(messages_out), there, strict=True)
-            if identity
-        }
-        answers: dict[str, bytes] = {}
-        failed: dict[str, str] = {}
-        pause, look = 0.05, time.monotonic() + LOOK
-        while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(waiting)):
-                site = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if site is None or names.get(reply.metadata.src_node_id) != site:
-                    failed[site or ""] = str(reply.error.reason) if reply.has_error() else "an answer of another site"
-                elif reply.has_content():
-                    answers[site] = _unpacked(reply)
-                else:
-                    failed[site] = str(reply.error.reason)
-            if time.monotonic() > look:
-                now = self.online()  # who went away, or came anew, has lost the message
-                waiting = {identity: site for identity, site in waiting.items() if now.get(site) == there[site]}
-                look = time.monotonic() + LOOK
-            if waiting:
-                time.sleep(pause)
-                pause = min(1.3 * pause, 0.5)
-        self.tell({"asked": sorted(messages), "answered": sorted(answers), "failed": failed})
-        return answers
+    def fetch(self, identities: Sequence[str]) -> list[Back]:
+        """As `Post` says."""
+        return [
+            Back(
+                reply.metadata.reply_to_message_id,
+                reply.metadata.src_node_id,
+                _unpacked(reply) if reply.has_content() else None,
+                str(reply.error.reason) if reply.has_error() else "",
+            )
+            for reply in self.grid.pull_messages(list(identities))
+        ]
 
 
 # -- as the operator of a SuperLink --------------------------------------------------------------------------------

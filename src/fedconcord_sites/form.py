@@ -43,7 +43,6 @@ SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and 
     "devices": "sites take the time they take",
     "deadline": "it is in simulated seconds",
     "tree": "one server adds up what sites send",
-    "clock": "rounds with sites wait for replies",
     "dropout": "sites are lost by themselves",
     "late": "late replies are not kept",
     "local.seconds": "it is in simulated seconds",
@@ -135,6 +134,10 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
         )
     check_summed(inner.metrics)
     _check_secure(config, job)
+    if config.clock is not None and config.availability is not None:
+        raise UserError(
+            "sites come and go by themselves, and availability is of rounds that wait; leave it out, or clock"
+        )
     return config, replace(job, engine=Serial())
 
 
@@ -176,6 +179,8 @@ def _check_secure(config: Config, job: Job) -> None:
     """
     if config.secure.clip is None:
         return
+    if config.clock is not None:
+        raise UserError("secure sums are of sites that reply in one round; leave secure.clip out, or clock")
     why = unsummable(job.algorithm)
     if why is not None:
         raise UserError(f"secure sums do not cover {config.label}: {why}; use another method, or leave secure.clip out")

@@ -61,6 +61,7 @@ class Deployed:
             return self._nothing()
         for _ in range(TRIES):
             missing = [i for i in range(self.roster.n) if i not in self.last and self.link.records[i].left_out is None]
+            missing = [i for i in missing if i not in self.link.busy] or missing  # nobody waits for who is at work
             none: dict[int, dict[str, Any]] = {i: {} for i in missing}
             for i, frame in self.link.frames("judge", "judged", none, model).items():
                 try:

@@ -19,6 +19,7 @@ from fedconcord.execution.run.folder import read_description, refuse_taken
 from fedconcord.execution.run.observers import Observer
 from fedconcord.federation.objectives import Regularised, fairness
 from fedconcord.federation.objectives.card import card
+from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.contract.weights import minimised
 from fedconcord.study.runs import training
@@ -29,9 +30,10 @@ from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.support.errors import UserError
 from fedconcord_sites import handshake, private
+from fedconcord_sites.asynchronous import Asynchronous, at_once
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.engine import Sites
-from fedconcord_sites.exchange import Exchange
+from fedconcord_sites.exchange import Exchange, Flow
 from fedconcord_sites.form import model_of, shell, source_of, terms_of
 from fedconcord_sites.handshake import Agreed
 from fedconcord_sites.late import Newcomers
@@ -70,6 +72,7 @@ def serve(
     resume: bool,
     chance: Chance = SYSTEM,
     later: Mapping[str, int] = NONE,
+    flow: Flow | None = None,
 ) -> Finished:
     """Train at these sites, and return what came of it; everything is in the folder, as of any run.
 
@@ -84,6 +87,7 @@ def serve(
         chance: of central noise and of Poisson coins.
         later: which of the sites may come after round 0, and how many rows their files have; a run that is resumed
             knows them.
+        flow: takes answers as they come, for a job with a clock; without, those of one exchange are awaited.
 
     Raises:
         UserError: the job cannot run, sites and server differ, nobody answers, a method that needs all sites misses
@@ -115,7 +119,9 @@ def serve(
     link.await_(agreement.later, Newcomers(source, config, job, agreement))
     job = private.at_server(job, chance, folder)
     with threads(config.engine.threads):
-        return _served(config, job, agreement, link, folder, tell, is_resumed and resume, clock)
+        return _served(
+            config, job, agreement, link, flow or at_once(exchange), folder, tell, is_resumed and resume, clock
+        )
 
 
 def _served(
@@ -123,6 +129,7 @@ def _served(
     job: Job,
     agreement: Agreed,
     link: SiteLink,
+    flow: Flow,
     folder: Path,
     tell: Callable[[Event], None],
     resume: bool,
@@ -132,7 +139,10 @@ def _served(
     deployed = Deployed(inner, agreement.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     terms = terms_of(config, [trained for trained, _ in agreement.samples])
-    job = replace(job, problem=problem, engine=Sites(link, PLAIN if terms is None else _secure(terms, agreement)))
+    sums = PLAIN if terms is None else _secure(terms, agreement)
+    if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
+        sums = Asynchronous(link, flow, job.schedule, config.rounds)
+    job = replace(job, problem=problem, engine=Sites(link, sums))
     prepared = prepare_job(job, folder, config.rounds)
     if (note := privacy_note(config, private.GENERATOR)) is not None:
         tell(Event("private", note))
@@ -217,6 +227,7 @@ class SitesSeen(Observer):
                 "tested_on": tested,
                 "asked": record.asked,
                 "missed": record.missed,
+                "stale": record.stale,
                 "refused": record.refused,
                 "left_out": record.left_out,
                 "far": {"messages": record.far, "times": record.farthest} if record.far else None,

@@ -8,7 +8,7 @@ refusals in a row, and the site is asked no more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from fedconcord.execution.messages.way import Hooks, Send
 from fedconcord.study.runs.events import Event
 from fedconcord.support.errors import UserError
 from fedconcord_sites.differences import DifferError
-from fedconcord_sites.exchange import Exchange
+from fedconcord_sites.exchange import Exchange, Flow
 
 IN_A_ROW = 3  # refused answers, until a site is left out
 ROUNDS = "rounds"  # what a `RemoteServer` asks
@@ -39,6 +39,7 @@ class Record:
     refused: dict[str, int] = field(default_factory=dict)  # reason -> answers
     in_a_row: dict[str, int] = field(default_factory=dict)  # refused since the last that was taken, by what was asked
     there: bool = True  # it answered when it was last asked
+    stale: int = 0  # replies that came too late for an update
     joined: bool = True  # it took part in the handshake
     left_out: str | None = None  # why
     far: int = 0  # messages that were far longer than the other sites'
@@ -88,6 +89,7 @@ class SiteLink:
         self.joining: Joining | None = None
         self.number = 0  # of exchanges, which answers beside the rounds are known by
         self.why: dict[int, str] = {}  # refusals of the last exchange
+        self.busy: Container[int] = ()  # sites that work on orders meanwhile, and are asked nothing else
         self.voids = 0  # rounds whose secure sum could not be opened
 
     def ask(self, messages: Mapping[int, bytes], what: str) -> dict[int, bytes]:
@@ -109,24 +111,48 @@ class SiteLink:
         answers = self.exchange(by_name, self.wait) if by_name else {}
         self.lasted = time.monotonic() - began
         self.waited += self.lasted
-        usable = {}
+        usable = dict[int, bytes]()
         for i, data in messages.items():
-            record, name = self.records[i], self.sites[i]
-            if name not in by_name:
-                continue
-            record.asked, record.bytes_out = record.asked + 1, record.bytes_out + len(data)
-            self._presence(i, name in answers)
-            if name in answers:
-                record.bytes_in += len(answers[name])
-                try:
-                    _check(answers[name], self.most + SLACK)
-                    if record.joined:
-                        usable[i] = answers[name]
-                    else:
-                        self._welcome(i, answers[name])
-                except FrameError as wrong:
-                    self.refuse(i, str(wrong), what)
+            name = self.sites[i]
+            if name in by_name:
+                self._sent(i, data)
+                answer = self._usable(i, answers.get(name), what)
+                usable |= {} if answer is None else {i: answer}
         return usable
+
+    def relay(self, flow: Flow, messages: Mapping[int, bytes], wait: float) -> list[tuple[int, bytes | None]]:
+        """Send orders, and return what has ended of these and earlier ones: the answer, or None where no usable one
+        came.
+
+        Args:
+            wait: seconds that each may take.
+        """
+        self.number, self.lasted = self.number + 1, wait
+        messages = {i: self._question(i, data) for i, data in messages.items()}
+        for i, data in messages.items():
+            self._sent(i, data)
+        ends = flow({self.sites[i]: data for i, data in messages.items()}, wait)
+        return [(i, self._usable(i, data, ROUNDS)) for i, data in ((self.sites.index(n), d) for n, d in ends.items())]
+
+    def _sent(self, site: int, data: bytes) -> None:
+        record = self.records[site]
+        record.asked, record.bytes_out = record.asked + 1, record.bytes_out + len(data)
+
+    def _usable(self, site: int, data: bytes | None, what: str) -> bytes | None:
+        """An answer that is a frame, of a site that has joined."""
+        record = self.records[site]
+        self._presence(site, data is not None)
+        if data is None:
+            return None
+        record.bytes_in += len(data)
+        try:
+            _check(data, self.most + SLACK)
+            if record.joined:
+                return data
+            self._welcome(site, data)
+        except FrameError as wrong:
+            self.refuse(site, str(wrong), what)
+        return None
 
     def await_(self, sites: Sequence[str], joining: Joining) -> None:
         """Take these sites for ones that have not joined yet."""

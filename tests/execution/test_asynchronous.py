@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedconcord
-from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
+from fedconcord.execution.engines import Engine, Serial, Stacked
 from fedconcord.execution.job import Job, State, advance, model_of, plan_of, start
 from fedconcord.execution.job.checkpoint import load, save
 from fedconcord.execution.job.refusals import reasons
@@ -367,7 +367,6 @@ def test_what_a_client_draws_is_of_its_dispatch() -> None:
         (lambda one: replace(one, algorithm=METHODS["feddyn"](weights="size")), "feddyn with these settings"),
         (lambda one: replace(one, algorithm=with_uploads(fedavg(), topk(0.5))), "fedavg with these settings"),
         (lambda one: replace(one, algorithm=with_aggregate(fedavg(), median())), "fedavg with these settings"),
-        (lambda one: replace(one, engine=Wire()), "engine stacked or serial"),
     ],
 )
 def test_what_is_not_known_to_be_right_is_refused(change: Callable[[Job], Job], sentence: str) -> None:

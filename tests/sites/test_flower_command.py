@@ -500,8 +500,8 @@ class Trial:
             time.sleep(0.1)
         return code
 
-    def kill(self, part: str) -> None:
-        """kill -9 of the process whose log has this name."""
+    def kill(self, part: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """A signal to the process whose command line has this part."""
         end = time.monotonic() + LIMIT
         while not (found := [line for line in running(self.out) if part in line]):
             assert time.monotonic() < end, running(self.out)
@@ -509,7 +509,7 @@ class Trial:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 if path.read_bytes().replace(b"\0", b" ").decode() == found[0]:
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    os.kill(int(path.parent.name), how)
                     return
             except OSError:
                 continue
@@ -555,6 +555,26 @@ def test_sites_and_the_superlink_come_and_go(job: Path, alone: None) -> None:
         assert again.end() == 0
     assert rounds_done(job / "run") == before + 2
     assert [site["left_out"] for site in json.loads((job / "run" / "run.json").read_text())["sites"]] == [None, None]
+
+
+@pytest.mark.flower
+def test_nobody_waits_for_a_slow_site(job: Path, alone: None) -> None:
+    """Its SuperNode stands still in mid-run: updates go on without it, and with it again."""
+    more = ("--config", "job.toml", "--out", "run", "--rounds", "24", "--set", "clock=asynchronous(2)", "--cohort", "1")
+    with Trial(job, job / "run", *more) as trial:
+        trial.until("round 2 of")
+        trial.kill("bern.key", signal.SIGSTOP)
+        began = time.monotonic()
+        trial.until("round 12 of")
+        assert time.monotonic() - began < 55  # an exchange would have waited 60 s in every round
+        trial.kill("bern.key", signal.SIGCONT)
+        trial.until("results: run")
+        assert trial.end() == 0
+    said_of = json.loads((job / "run" / "run.json").read_text())
+    basel, bern = said_of["sites"]
+    assert (said_of["status"], said_of["rounds_done"]) == ("complete", 24)
+    assert (basel["missed"], bern["missed"], bern["refused"]) == (0, 0, {})
+    assert basel["asked"] > bern["asked"] + 10 > 20
 
 
 def rounds_done(folder: Path) -> int:

@@ -34,9 +34,11 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # refused where the noise says them; models with what is added to their weights
     # sites that take no weight from their server: one list of sizes, told and looked up, and the most that a site may
     # weigh: 100 lines
-    "fedconcord_sites": Wing(3590, 2800),
+    # rounds without waiting: 130 lines of the server's half, 45 of a link whose answers come one by one
+    "fedconcord_sites": Wing(3770, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
-    "fedconcord_flower": Wing(2140, 1600),
+    # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did
+    "fedconcord_flower": Wing(2240, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
@@ -46,14 +48,14 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "method": Wing(11500, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
-        # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25)
-        11490,
+        # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
+        11502,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
-    # messages that have what a client holds of the model: 30 lines
-    "execution": Wing(6385, 4900, ("rows", "messages", "engines", "job", "run")),
+    # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
+    "execution": Wing(6405, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6680, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
@@ -195,8 +197,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # server that gives up on one, without rounds: 50; noise on whole numbers: 150; targets of tokens: 265
     # compiled steps of methods with further gradients: 60; a kernel for the losses that methods ask: 30
     # low-rank factors of different ranks, each client sent its own rows and columns: 165; steps with noise: 395
+    # asynchronous rounds over messages: 30 of which orders carry which model, and of updates whose order is not drawn
     # gone: fields by their former names, 100; modules by their former paths, 101
-    assert sum(sizes().values()) <= 46_230
+    assert sum(sizes().values()) <= 46_256
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

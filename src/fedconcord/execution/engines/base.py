@@ -42,6 +42,7 @@ class Abilities(NamedTuple):
     choices: Mapping[str, Any] = MappingProxyType({})  # that it makes for a job, by their keys; none if it makes none
     stored_row: Callable[[Tree], Tree] = lambda row: row  # what it stores of a client with this row
     versions: bool = False  # clients of one update may have begun from different models
+    is_timed: bool = True  # clients take the time that is simulated, and not what they take
 
 
 class CohortLink(Protocol):

@@ -63,10 +63,12 @@ def reasons(job: Job) -> Iterator[str]:
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
         if objective.private is not None:
             yield "asynchronous rounds (clock) are of models that are shared whole; leave private parts out, or clock"
+        if job.schedule.devices is None and job.engine.can.is_timed:
+            yield "asynchronous rounds (clock) need the times of clients; set devices, for example lognormal(0.5)"
         if not job.engine.can.versions:
             yield (
                 "asynchronous rounds (clock) are simulated in one process, where clients may begin from different "
-                "models; use engine stacked or serial"
+                "models; use engine stacked, serial or wire"
             )
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"

@@ -76,10 +76,11 @@ class RemoteServer:
     def __init__(self, store: RemoteStore, send: Send, seed: int) -> None:
         self.algorithm, self.space, self.forms, self.sums = store.algorithm, store.space, store.forms, store.sums
         self.ledger, self.traffic = store.ledger.copy(), store.traffic
+        self.roster = store.problem.roster
         self.send, self.x0 = send, partial(store.problem.init, seed)
         self.hooks, self.tries = store.way.hooks, store.way.tries
         self.method = store.way.method or codec.digest(store.algorithm.identity)
-        self._before, self._gradient_steps = self.traffic, 0
+        self._before, self.gradient_steps = self.traffic, 0
         self._asked: Mapping[int, Request] = {}  # before the local steps
         self._broadcast: Tree = ()
         self._replies: Mapping[int, Reply] = {}  # to what was asked last
@@ -92,7 +93,7 @@ class RemoteServer:
         requests = self._asks(phase, plan) if phase.number == PRELUDE else self._orders(phase, plan)
         self._spoilt = []
         plan, self._replies, total = self.sums.sum(self, requests, phase)
-        self._gradient_steps += sum(reply.gradient_steps for reply in self._replies.values())
+        self.gradient_steps += sum(reply.gradient_steps for reply in self._replies.values())
         return Gathered(plan, total, tuple(self._spoilt))
 
     def train_silently(self, plan: Plan) -> None:
@@ -107,8 +108,8 @@ class RemoteServer:
 
     def keep(self, plan: Plan) -> None:
         """Note whose reply counted; clients hear it with the next message."""
-        for i, is_heard in zip(plan.ids.tolist(), plan.heard, strict=True):
-            self.ledger.counted[i] = (plan.round, self._replies[i].fingerprint)
+        for i, round, is_heard in zip(plan.ids.tolist(), plan.rounds.tolist(), plan.heard, strict=True):
+            self.ledger.counted[i] = (round, self._replies[i].fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.discard if is_heard else self.ledger.late.add)(i)
 
@@ -117,7 +118,7 @@ class RemoteServer:
         """What was sent since this half began, as it is counted: each message once."""
         now, before = self.traffic, self._before
         down, up = now.payload_down - before.payload_down, now.payload_up - before.payload_up
-        return Costs(down, up, self._gradient_steps)
+        return Costs(down, up, self.gradient_steps)
 
     def only(self, plan: Plan, replies: Mapping[int, Reply]) -> Plan:
         """The plan of those that answered with finite numbers, weighed as if it had been drawn so.
@@ -185,7 +186,8 @@ class RemoteServer:
         clients = [i for i, owed in self.ledger.owed.items() if owed == round]
         if clients:
             tensors = codec.pack("settle", self.ledger.settles[round])
-            requests = {i: Request(self.frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
+            rounds = {i: self.ledger.counted[i][0] for i in clients}  # of their orders
+            requests = {i: Request(self.frame("settle", rounds[i], i, {}, tensors), "settled", "", ()) for i in clients}
             for i in self.answers(requests, left_out=False):
                 self.ledger.received(i)
         return self.costs.bytes_down
@@ -196,7 +198,7 @@ class RemoteServer:
         """What a cohort is asked before the local steps."""
         self._broadcast, requests = phase.message, {}
         for k, i in enumerate(plan.ids.tolist()):
-            fields, tensors = self._head(orders_of(plan, k, self.algorithm), phase.message)
+            fields, tensors = self._head(orders_of(plan, k, self.algorithm), phase.message, plan.round)
             frame = self.frame("ask", plan.round, i, fields, tensors)
             requests[i] = Request(frame, "gradient", "gradient", self.forms.x)
         self._asked = requests
@@ -209,42 +211,48 @@ class RemoteServer:
         if self.algorithm.phases.prelude is not None:
             broadcast, total = self._broadcast, phase.message
         requests = {}
+        versions = [plan.round] * len(plan.ids) if plan.version is None else plan.version.tolist()
         for k, i in enumerate(plan.ids.tolist()):
-            order = orders_of(plan, k, self.algorithm)
-            kind, (fields, tensors) = "orders", self._head(order, broadcast)
+            order, down = orders_of(plan, k, self.algorithm), phase.downs.get(versions[k], broadcast)
+            kind, (fields, tensors) = "orders", self._head(order, down, versions[k])
             if self.algorithm.phases.prelude is not None:
                 kind, fields = "train", {"orders": order._asdict(), "counted": None}
                 tensors = codec.pack("answer", total)
             like = () if order.late else cut_for(phase.portion, self.forms.up, i)
-            requests[i] = Request(self.frame(kind, plan.round, i, fields, tensors), "reply", "up", like)
+            requests[i] = Request(self.frame(kind, order.round, i, fields, tensors), "reply", "up", like)
         again = {i: self._asked[i].frame for i in requests} if self._asked else {}
-        lost = {i: self._lost(plan.round, i, broadcast, total) for i in plan.aside.lost}
+        aside, first = (*plan.aside.lost, *plan.aside.stale), [self._first(plan.round, i) for i in plan.aside.lost]
+        if plan.version is not None:  # each began from some version: how many from a later one, the plan knows
+            others = sum(bool(self._first(version, i)) for version, i in zip(versions, requests, strict=True))
+            later = plan.aside.newcomers - others
+            first = [codec.pack("x0", self.x0()) if k < later else {} for k in range(len(aside))]
+        lost = [self._lost(plan.round, i, broadcast, total, x0) for i, x0 in zip(aside, first, strict=True)]
         return Requests(plan, requests, again, lost)
 
-    def _head(self, order: Orders, broadcast: Tree) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Orders with the broadcast, what became of the client's last reply, and what it still lacks."""
+    def _head(self, order: Orders, broadcast: Tree, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Orders with the broadcast of a version, what became of the client's last reply, and what it still lacks."""
         ledger, i = self.ledger, order.id
         counted = ledger.counted.get(i)
         fields: dict[str, Any] = {"orders": order._asdict(), "counted": None if counted is None else list(counted)}
         if ledger.silent.get(i):
             fields["silent"] = ledger.silent[i]
         down = cut_for(self.algorithm.phases.portion, broadcast, i)
-        tensors = ({} if order.answers else codec.pack("down", down)) | self._first(order.round, i)
+        tensors = ({} if order.answers else codec.pack("down", down)) | self._first(version, i)
         if i in ledger.owed:
             tensors |= codec.pack("settle", ledger.settles[ledger.owed[i]])
         return fields, tensors
 
-    def _first(self, round: int, client: int) -> dict[str, Tensor]:
-        """x^0 for a client that joins after round 0, whose broadcast it is."""
-        needs = self.algorithm.needs.x0 and client not in self.ledger.joined and round > 0
+    def _first(self, version: int, client: int) -> dict[str, Tensor]:
+        """x^0 for a client that joins with a later version of the model."""
+        needs = self.algorithm.needs.x0 and client not in self.ledger.joined and version > 0
         return codec.pack("x0", self.x0()) if needs else {}
 
-    def _lost(self, round: int, client: int, broadcast: Tree, total: Tree) -> Frame:
-        """What a client gets that is lost in mid-round."""
+    def _lost(self, round: int, client: int, broadcast: Tree, total: Tree, x0: Mapping[str, Tensor]) -> Frame:
+        """What a client gets that is lost in mid-round, or replies too late."""
         counted = self.ledger.counted.get(client)
         fields = {"orders": None, "counted": None if counted is None else list(counted)}
         down = cut_for(self.algorithm.phases.portion, broadcast, client)
-        tensors = codec.pack("down", down) | codec.pack("answer", total) | self._first(round, client)
+        tensors = codec.pack("down", down) | codec.pack("answer", total) | dict(x0)
         return self.frame("lost", round, client, fields, tensors)
 
     def frame(
@@ -259,10 +267,14 @@ class RemoteServer:
         usable = {i: request for i, request in requests.of_client.items() if not self._is_void(request)}
         replies = self.answers(usable, requests.again, requests.lost)
         for i in replies:
-            self.ledger.joined.add(i)
-            if self.ledger.owed.get(i, requests.plan.round) < requests.plan.round:
-                self.ledger.received(i)
+            self.arrived(i, requests.plan.round)
         return replies
+
+    def arrived(self, client: int, round: int) -> None:
+        """A reply to the orders of a round came: the client has what was in them."""
+        self.ledger.joined.add(client)
+        if self.ledger.owed.get(client, round) < round:
+            self.ledger.received(client)
 
     def _is_void(self, request: Request) -> bool:
         """Whether a late reply is to come of which the server never heard that it was begun."""
@@ -273,33 +285,33 @@ class RemoteServer:
         self,
         requests: Mapping[int, Request],
         again: Mapping[int, Frame] = NO_FRAMES,
-        lost: Mapping[int, Frame] = NO_FRAMES,
+        lost: Sequence[Frame] = (),
         left_out: bool = True,
     ) -> dict[int, Reply]:
         """What clients answer, asked again until they do or have been asked `tries` times.
 
         Args:
             again: what a client is sent first that has forgotten it.
-            lost: frames to clients whose answers do not arrive.
+            lost: frames to clients that answer nothing.
             left_out: who does not answer is out of the round.
         """
         replies: dict[int, Reply] = {}
         forgot: set[int] = set()
-        silent = frozenset(lost)
+        silent = frozenset(frame.client for frame in lost) - requests.keys()
         for attempt in range(self.tries):
             missing = [i for i in requests if i not in replies]
-            if not missing and (attempt or not silent):
+            if not missing and (attempt or not lost):
                 break
             frames = [(i, again[i]) for i in missing if i in forgot and i in again]
             frames += [(i, requests[i].frame) for i in missing]
-            frames += [] if attempt else list(lost.items())
-            messages = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
+            frames += [] if attempt else [(frame.client, frame) for frame in lost]
+            messages = [(i, self.message(frame, attempt > 0)) for i, frame in frames]
             for client, data in self.send(messages, silent):
-                self._take(client, data, requests, replies, forgot)
+                self.take(client, data, requests, replies, forgot)
         self._add(clients_lost=(len(requests) - len(replies)) * left_out)
         return replies
 
-    def _count(self, frame: Frame, repeated: bool) -> bytes:
+    def message(self, frame: Frame, repeated: bool) -> bytes:
         data = codec.write(frame)
         if repeated:
             self._add(resent_down=len(data))
@@ -307,7 +319,7 @@ class RemoteServer:
             self._add(payload_down=frame.payload, framing_down=len(data) - frame.payload)
         return data
 
-    def _take(
+    def take(
         self, client: int, data: bytes, requests: Mapping[int, Request], replies: dict[int, Reply], forgot: set[int]
     ) -> None:
         """One message from a client: taken, or refused and counted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedconcord.execution.messages.codec import Frame
@@ -19,7 +19,7 @@ class Requests(NamedTuple):
     plan: Plan
     of_client: Mapping[int, Request]
     again: Mapping[int, Frame] = {}  # what a client is sent first that has forgotten it
-    lost: Mapping[int, Frame] = {}  # frames to clients whose replies do not arrive
+    lost: Sequence[Frame] = ()  # to clients that reply nothing
 
 
 class Summed(NamedTuple):
@@ -43,12 +43,16 @@ class Plain:
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says."""
-        replies = half.hear(requests)
-        plan = half.only(requests.plan, replies)
-        if half.hooks.far is not None:
-            for i, times in far({i: replies[i].tree for i in plan.ids[plan.heard].tolist()}).items():
-                half.hooks.far(i, times)
-        return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
+        return summed(half, requests.plan, half.hear(requests), phase)
+
+
+def summed(half: RemoteServer, plan: Plan, replies: Mapping[int, Reply], phase: Phase) -> Summed:
+    """The total of those of a plan that replied with finite numbers."""
+    plan = half.only(plan, replies)
+    if half.hooks.far is not None:
+        for i, times in far({i: replies[i].tree for i in plan.ids[plan.heard].tolist()}).items():
+            half.hooks.far(i, times)
+    return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
 
 
 PLAIN = Plain()

@@ -57,8 +57,6 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
     """Why a method's rounds cannot be asynchronous under these rules, with so many replies an update; None if they
     can."""
     name, phases = algorithm.identity.method or "the method", algorithm.phases
-    if rules.devices is None:
-        return "asynchronous rounds (clock) need the times of clients; set devices, for example lognormal(0.5)"
     if rules.tree is not None:
         return "edge servers (tree) add up what clients send in a round; leave tree out, or clock"
     if rules.deadline is not None or rules.late == "keep":

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -86,8 +86,10 @@ class Schedule:
         Costs O(S), whatever N is, unless clients are not always available. Only plain cohorts can be planned without a
         view.
         """
-        if self.clock is not None:
+        if self.clock is not None and self.devices is not None:
             return self._update(self.clock, round, algorithm, roster, view)
+        if self.clock is not None:  # clients take the time they take: all may be sent orders, with the newest model
+            return replace(self, cohort=roster.n, clock=None).plan(round, algorithm, roster, view)
         now = self._turnout(round, algorithm, roster, view)
         p, in_time = weights.share(algorithm.weights, roster.sizes, now.ids), ~now.late
         w = np.zeros(len(now.ids))
@@ -151,20 +153,10 @@ class Schedule:
         now = following(past)
         jobs, aside = np.sort(now.jobs, order="client"), np.concatenate([now.lost, now.stale])
         every = np.append(jobs, aside)
-        ids, waves, versions = jobs["client"], jobs["wave"], jobs["version"]
-        p, ones = weights.share(algorithm.weights, roster.sizes, ids), np.ones(len(ids))
-        damping = ones if clock.staleness is None else clock.staleness((round - versions).astype(np.float64))
+        ids, waves = jobs["client"], jobs["wave"]
         each = (self._work(algorithm, roster, *pair, cost).steps for pair in zip(waves, ids[:, None], strict=True))
-        return Plan(
-            round=round,
-            ids=ids,
-            steps=np.concatenate([*each]),
-            w=weights.cohort(algorithm.weights, p, ones, ones) * damping,
-            p=p,
-            inclusion=np.full(len(ids), np.nan),
-            lr=self._lr(round),
-            seed=self.seed,
-            coin=self._coin(round),
+        plan = self.plan_of_update(round, algorithm, roster, ids, np.concatenate([*each]), waves, jobs["version"])
+        return plan._replace(
             aside=Aside(
                 0,
                 tuple(now.lost["client"].tolist()),
@@ -173,11 +165,38 @@ class Schedule:
                 int((past.without(every["client"]) & (every["version"] > 0)).sum()),
             ),
             seconds=(now.after.tick - past.moment.tick) / 1e9,
+            in_flight=in_flight(clock, now.after),
+        )
+
+    def plan_of_update(
+        self,
+        round: int,
+        algorithm: Algorithm,
+        roster: Roster,
+        ids: np.ndarray,
+        steps: np.ndarray,
+        waves: np.ndarray,
+        versions: np.ndarray,
+    ) -> Plan:
+        """The plan of an update of these clients' replies (ids [K], sorted), by what their jobs began with."""
+        assert self.clock is not None
+        p, ones = weights.share(algorithm.weights, roster.sizes, ids), np.ones(len(ids))
+        staleness = self.clock.staleness
+        damping = ones if staleness is None else staleness((round - versions).astype(np.float64))
+        return Plan(
+            round=round,
+            ids=ids,
+            steps=steps,
+            w=weights.cohort(algorithm.weights, p, ones, ones) * damping,
+            p=p,
+            inclusion=np.full(len(ids), np.nan),
+            lr=self._lr(round),
+            seed=self.seed,
+            coin=self._coin(round),
             wave=waves,
             version=versions,
             lrs=np.array([self._lr(int(version)) for version in versions]),
             damping=damping,
-            in_flight=in_flight(clock, now.after),
         )
 
     def _work(self, algorithm: Algorithm, roster: Roster, round: int, ids: np.ndarray, cost: Cost) -> Amount:

@@ -62,6 +62,11 @@ class Plan(NamedTuple):
         """[S] bool: its reply comes in this round."""
         return np.ones(len(self.ids), bool) if self.late is None else ~self.late
 
+    @property
+    def rounds(self) -> np.ndarray:
+        """[S] int64: the round of each client's orders and draws."""
+        return np.full(len(self.ids), self.round) if self.wave is None else self.wave
+
 
 class Orders(NamedTuple):
     """What a client is told of a round besides the broadcast; from it and its own n_i it draws the rest itself."""
@@ -84,7 +89,7 @@ class Orders(NamedTuple):
 def orders_of(plan: Plan, position: int, algorithm: Algorithm) -> Orders:
     """The orders of the client at this position of the plan."""
     return Orders(
-        round=plan.round if plan.wave is None else int(plan.wave[position]),
+        round=int(plan.rounds[position]),
         id=int(plan.ids[position]),
         steps=int(plan.steps[position]),
         lr=plan.lr if plan.lrs is None else float(plan.lrs[position]),

@@ -1,0 +1,254 @@
+"""Asynchronous rounds at sites that reply in an order that the test dictates, against the simulation's equations."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from test_deploy_core import (
+    BASE,
+    SITES,
+    SQUARES,
+    Federation,
+    Killed,
+    answer_of,
+    far,
+    files,
+    least_squares,
+    leaves,
+    optimum,
+    quick_disk,
+    running_sum,
+    with_,
+)
+
+from fedconcord.execution.engines import Serial, run_round
+from fedconcord.execution.job import start
+from fedconcord.execution.messages import codec
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.contract import Plan, weights
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support.errors import UserError
+from fedconcord_sites.exchange import Flow
+from fedconcord_sites.serve import serve
+
+__all__ = ["files", "least_squares", "quick_disk"]  # fixtures
+
+slow = pytest.mark.slow
+PACE = {"basel": 1.0, "bern": 0.4, "chur": 0.08}  # chances to be the next that replies, not yet normed
+
+
+class End(NamedTuple):
+    """What became of orders."""
+
+    site: int
+    version: int  # of the model that they came with
+    replied: bool
+
+
+class Dictated:
+    """A flow in which a die says whose orders end next, and how: replied, lost on the way there, or on the way back."""
+
+    def __init__(self, here: Federation, seed: int, lost: float = 0.0, together: float = 0.0) -> None:
+        self.here, self.draw, self.lost, self.together = here, np.random.default_rng(seed), lost, together
+        self.orders: dict[str, bytes] = {}
+        self.ends: list[End] = []
+        self.most = 0  # at work at a time
+
+    def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes | None]:
+        assert not self.orders.keys() & messages.keys()  # one message a site
+        self.orders |= messages
+        self.most = max(self.most, len(self.orders))
+        ends = self.one()
+        while self.orders and self.draw.random() < self.together:
+            ends |= self.one()
+        return ends
+
+    def one(self) -> dict[str, bytes | None]:
+        names = sorted(self.orders)
+        chance = np.array([PACE[name] for name in names])
+        name = str(self.draw.choice(names, p=chance / chance.sum()))
+        data = self.orders.pop(name)
+        is_lost, arrives = self.draw.random() < self.lost, self.draw.random() < 0.5
+        if self.draw.random() < 0.1:
+            self.here.sites.pop(name, None)  # the site restarts
+        answer = self.here.site(name).answer(data) if arrives or not is_lost else None
+        self.ends.append(End(SITES.index(name), codec.read(data).round, not is_lost))
+        return {name: None if is_lost else answer}
+
+
+def served(here: Federation, flow: Flow, resume: bool = False) -> None:
+    folder = here.folder / "run"
+    serve(here.job, here.names, here.exchange, folder, here.events.append, 1.0, resume, flow=flow)
+
+
+def replayed(job: Mapping[str, Any], ends: list[End], oldest: int, data: Path) -> tuple[Any, list[Plan]]:
+    """The server of the simulation, by the serial engine, after updates of these replies in this order."""
+    own = {"data": str(data), "validation": "none", "input": {"client": "site"}, "engine": {"name": "serial"}}
+    one = build(resolve_run(from_nested(with_(job, **own, devices="equal"), "here")))
+    assert isinstance(one.schedule, Schedule)
+    state, roster, versions, plans = start(one), one.problem.roster, dict[int, Any](), list[Plan]()
+    server, buffer, damped = state.server, list[End](), one.schedule.clock is not None and one.schedule.clock.staleness
+    for end in ends:
+        if len(plans) == job["rounds"]:
+            break
+        t = len(plans)
+        versions[t] = one.algorithm.broadcast(server)
+        if not end.replied or t - end.version > oldest:
+            continue
+        buffer.append(end)
+        if len(buffer) < job["cohort"]:
+            continue
+        ids, old = (np.array(column) for column in zip(*sorted(end[:2] for end in buffer), strict=True))
+        assert len(set(ids)) == len(ids)
+        p = weights.objective(one.algorithm.weights, roster.sizes)[ids]
+        damping = (1.0 + t - old) ** -0.5 if damped else np.ones(len(ids))
+        steps = np.full(len(ids), one.algorithm.step.steps or job["local"]["steps"])
+        lrs = 0.05 * 0.9**old
+        w = p / p.sum() * damping
+        plan = Plan(t, ids, steps, w, p, p * np.nan, 0.05 * 0.9**t, job["seed"], wave=old, version=old, lrs=lrs)
+        plan = plan._replace(damping=damping, coin=one.schedule._coin(t))
+        server = run_round(Serial(), one.problem, one.assignment, server, state.store, plan, versions).server
+        plans, buffer = [*plans, plan], []
+    return server, plans
+
+
+DAMPED = "asynchronous(3,max_staleness=2)"
+UNDAMPED = "asynchronous(3,staleness=none,max_staleness=2)"
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "fedavg": ({}, DAMPED),
+    "scaffold": ({}, DAMPED),
+    "afedpd_share": ({}, UNDAMPED),  # whose message after the update goes with the next orders
+    "fedadmm": ({"form": "paper", "server_lr": "participation"}, UNDAMPED),
+    "losac": ({"blocks": 3}, DAMPED),  # asks all sites before round 0
+    "ca2fl": ({}, DAMPED),
+}
+
+
+@pytest.mark.parametrize("cohort", [1, 2])
+@pytest.mark.parametrize(
+    "name", [name if name in ("fedavg", "afedpd_share") else pytest.param(name, marks=slow) for name in OPTIONS]
+)
+def test_replies_in_any_order_are_the_simulations_updates_of_that_order(
+    name: str, cohort: int, files: Path, tmp_path: Path
+) -> None:
+    options, clock = OPTIONS[name]
+    local = {**BASE["local"], "lr_decay": 0.9}
+    job = with_(BASE, method=name, algorithm=options, clock=clock, cohort=cohort, rounds=30, local=local)
+    here = Federation(job, files, tmp_path)
+    flow = Dictated(here, 4, lost=0.15, together=0.2)
+    served(here, flow)
+    server, plans = replayed(job, flow.ends, 2, files / "all.csv")
+    want, got = leaves(server), here.server()
+    assert max(far(got[name], want[name]) for name in want) < 1e-12
+    taus = np.concatenate([plan.round - plan.version for plan in plans])
+    assert len(plans) == 30
+    assert flow.most == 3
+    assert {0, 1} <= {*taus.tolist()}
+    assert sum(site["stale"] for site in here.said()["sites"]) > 0
+    assert sum(site["missed"] for site in here.said()["sites"]) == sum(not end.replied for end in flow.ends)
+
+
+EXACT = [
+    ("scaffold", {}, "asynchronous(3,max_staleness=3)", 500),
+    ("fedvra", {"gamma": 0.3, "a": 1.0, "d": 4.0}, "asynchronous(2,staleness=none)", 700),
+    ("feddyn", {"alpha": 0.5, "weights": "uniform"}, "asynchronous(3,refill=update)", 500),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "clock", "updates"),
+    [row if row[0] == "scaffold" else pytest.param(*row, marks=slow) for row in EXACT],
+)
+def test_a_server_killed_with_orders_in_flight_still_comes_to_the_optimum(
+    method: str, options: dict[str, Any], clock: str, updates: int, least_squares: Path, tmp_path: Path
+) -> None:
+    """Sites that are slow, lose orders and replies, and reply too late: rows and their sum agree after every resume."""
+    job = with_(SQUARES, method=method, algorithm=options, clock=clock, cohort=2, rounds=updates)
+    here, kills = Federation(job, least_squares, tmp_path), 0
+
+    def killed_after(calls: int, seed: int) -> Callable[..., Mapping[str, bytes | None]]:
+        flow = Dictated(here, seed, lost=0.1, together=0.3)
+
+        def dies(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes | None]:
+            nonlocal calls
+            calls -= 1
+            ends = flow(messages, wait)  # a reply is here, and the server dies before it looks
+            for name, data in flow.orders.items() if calls == 0 else ():
+                here.site(name).answer(data)  # these sites finish their work for nobody
+            if calls == 0:
+                raise Killed
+            return ends
+
+        return dies
+
+    for seed, calls in enumerate((1, 2, 7, 12, 3, 40, 41, 10**6)):
+        try:
+            served(here, killed_after(calls, seed), resume=True)
+        except Killed:
+            kills += 1
+            here.sites.clear()
+    assert kills == 7
+    held, summed = running_sum(here, method)
+    assert far(held, summed) < 1e-12
+    assert float((answer_of(here) - optimum(here)).norm()) < 1e-8
+    assert min(site["asked"] - site["missed"] for site in here.said()["sites"]) > 20
+
+
+def test_nobody_waits_for_a_slow_site(least_squares: Path, tmp_path: Path) -> None:
+    """It replies once in ten updates, is asked for nothing else meanwhile, and what it says counts."""
+    job = with_(SQUARES, method="fedavg", clock="asynchronous(3)", cohort=1, rounds=12, eval={"every": 1})
+    here, orders, judges = Federation(job, least_squares, tmp_path), dict[str, bytes](), list[set[str]]()
+
+    def flow(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes | None]:
+        orders.update(messages)
+        update = max(codec.read(data).round for data in orders.values())
+        name = "chur" if update == 9 and "chur" in orders else min(orders)
+        return {name: here.site(name).answer(orders.pop(name))}
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        if any(codec.read(data).kind == "judge" for data in messages.values()):
+            judges.append({*messages})
+        return here.exchange(messages, wait)
+
+    serve(here.job, here.names, exchange, here.folder / "run", here.events.append, 1.0, False, flow=flow)
+    assert judges[0] == judges[-1] == {*SITES}
+    assert sum("chur" in sites for sites in judges) == 3  # before the first, after its reply, after the last
+    assert [site["asked"] for site in here.said()["sites"]][2] == 3 + 4 + 2  # handshake, judged, orders
+    assert here.said()["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clock": "asynchronous(9)"}, "concurrency of 9"),
+        ({"method": "afedpd"}, "afedpd_share"),
+        ({"aggregate": "median"}, "fedavg with these settings"),
+        ({"availability": "coins(0.5,1)"}, "come and go by themselves"),
+        ({"secure": {"clip": 1.0}}, "secure sums are of sites that reply in one round"),
+        ({"devices": "equal"}, "devices is for simulations"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(
+    changes: dict[str, Any], sentence: str, least_squares: Path, tmp_path: Path
+) -> None:
+    job = with_(SQUARES, **{"method": "fedavg", "clock": "asynchronous(2)", "rounds": 2, **changes})
+    with pytest.raises(UserError, match=sentence):
+        Federation(job, least_squares, tmp_path).serve()
+
+
+def test_replies_that_never_come_end_the_run_in_a_sentence(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="fedavg", clock="asynchronous(2)", cohort=2, rounds=2)
+    here = Federation(job, least_squares, tmp_path)
+    with pytest.raises(
+        UserError, match="no site replied to 3 orders in a row, with 0 of the 2 replies of update 0 there"
+    ):
+        served(here, lambda messages, wait: dict.fromkeys(messages))
+
+
+def test_an_exchange_that_answers_at_once_will_do(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="scaffold", clock="asynchronous(3)", cohort=2, rounds=3)
+    assert Federation(job, least_squares, tmp_path).serve().status == "complete"
