@@ -44,8 +44,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "support": Wing(1350, 1000),
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     # compiled steps of second models, of steps inside a step and ahead: 60 lines; steps with noise of their own: 190
-    # clients that hold parts of the model, by the ranks of their factors: 110 lines
-    "method": Wing(11500, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # clients that hold parts of the model, by the ranks of their factors: 110 lines; replies of several rounds: 5
+    "method": Wing(11505, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)

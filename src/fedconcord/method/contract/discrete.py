@@ -1,13 +1,13 @@
 """The discrete Gaussian on whole numbers, P(k) proportional to f(k) = exp(-k^2 / (2 SIGMA^2)), drawn exactly.
 
-Its use for differential privacy is that of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential
-Privacy", NeurIPS 2020; the sampler is another one, by rejection (von Neumann). |k| comes from cells of equal width
-under the curve 2^32 f, each as high as the curve is at its left, in whole numbers; a uniform point there is kept where
-it is below the curve. Nearly all points are below the curve's lowest value in their cell as well, which is a comparison
-of whole numbers; the others, 3 of 1,000, are compared with as many digits of f and random bits as it takes.
+For differential privacy as Canonne, Kamath and Steinke have it ("The Discrete Gaussian for Differential Privacy",
+NeurIPS 2020), by another sampler, which rejects (von Neumann). |k| comes from cells of equal width under the curve
+2^32 f, each as high as the curve is at its left, in whole numbers; a uniform point there is kept where it is below
+the curve. Nearly all are below the curve's lowest value in their cell too, which is a comparison of whole numbers;
+the others, 3 of 1,000, are compared with as many digits of f and random bits as it takes.
 
-SIGMA = 2^24 is the one deviation: every number that gets noise is brought to steps in which its noise has that. Numbers
-of 32 SIGMA or more are not drawn; their chance is below 10^-220, which changes no delta that can be written down.
+SIGMA = 2^24 is the one deviation: all that gets noise is brought to steps in which its noise has that. Numbers of 32
+SIGMA or more are not drawn; their chance is below 10^-220, which changes no delta that can be written down.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _COARSE = 27  # bits of a point's number that the guide to cells leaves out
 
 def discrete(words: Words, n: int, bits: int = BITS) -> np.ndarray:
     """n numbers [n] int64 of deviation 2^bits, of a word each and a few more."""
-    cells = _cells(bits)
     numbers, rest = np.empty(n, np.int64), np.arange(n)
     while rest.size:
-        stays, numbers[rest] = _points(words, rest.size, cells)
+        stays, numbers[rest] = _points(words, rest.size, _cells(bits))
         rest = rest[~stays]
     return numbers
 
@@ -58,10 +57,9 @@ def _cells(bits: int) -> _Cells:
 
 def _points(words: Words, n: int, cells: _Cells) -> tuple[np.ndarray, np.ndarray]:
     """n points: whether each is kept [n] bool, and its number [n] int64 under a sign."""
-    word, last = words(n), cells.ends[-1]
+    word, last = words(n), int(cells.ends[-1])
     point = (word >> np.uint64(cells.low + 1)).astype(np.int64)
-    most = (1 << 63 - cells.low) // int(last) * int(last)
-    stays = point < most  # what is above the largest multiple is drawn again
+    stays = point < (1 << 63 - cells.low) // last * last  # what is above the largest multiple is drawn again
     point %= last
     cell = cells.guide[point >> _COARSE]
     cell += point >= cells.ends[cell]
