@@ -80,6 +80,7 @@ def test_an_interrupt_that_a_library_swallows_ends_the_run_before_its_first_roun
     """As callbacks of compilers do, called from C: their exceptions are printed, and forgotten."""
     program = (
         "import contextlib, os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a job in a shell's background ignores
         "from fedconcord.interface.cli.main import main\n"
         "from fedconcord.study.runs import execution\n"
         "load = execution.options_of\n"
