@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
+from fedconcord.study.settings.parts import part
 from fedconcord.support.errors import UserError
 from fedconcord_flower import keys
 from fedconcord_sites import policy
@@ -67,7 +68,9 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
         UserError: the settings are wrong, or the file is.
     """
     source = source_of(settings)
-    count = int(source.values.get("cohort") or SITES)
+    clock = source.values.get("clock")
+    at_work = 0 if clock is None else part("clock", str(clock)).concurrency
+    count = max(int(source.values.get("cohort") or SITES), at_work)
     names = [name, *(f"copy-{k}-of-{name}" for k in range(1, count))]
     log: list[tuple[Frame, Frame, int]] = []
 

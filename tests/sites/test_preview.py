@@ -17,6 +17,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "plain": with_(BASE, method="scaffold", cohort=3, rounds=2),
     "secure": with_(BASE, method="mimesvrg", cohort=3, rounds=2, secure={"clip": 64.0, "bits": 48}),
     "losses": with_(BASE, method="fedavg", cohort=2, rounds=2, sampling="power_of_choice(3)"),
+    "asynchronous": with_(BASE, method="scaffold", cohort=1, rounds=2, clock="asynchronous(3)"),
 }
 
 
