@@ -13,6 +13,7 @@ from test_deploy_core import (
     Federation,
     Killed,
     answer_of,
+    arriving,
     far,
     files,
     least_squares,
@@ -196,6 +197,35 @@ def test_a_server_killed_with_orders_in_flight_still_comes_to_the_optimum(
     assert far(held, summed) < 1e-12
     assert float((answer_of(here) - optimum(here)).norm()) < 1e-8
     assert min(site["asked"] - site["missed"] for site in here.said()["sites"]) > 20
+
+
+@pytest.mark.parametrize(("updates", "near"), [(60, 1.0), pytest.param(900, 1e-8, marks=slow)])
+def test_a_site_that_comes_later_joins_while_others_work(
+    updates: int, near: float, least_squares: Path, tmp_path: Path
+) -> None:
+    """Its first orders are lost, two are its handshake in place of orders, and the optimum is that of all."""
+    job = with_(SQUARES, method="scaffold", clock="asynchronous(3)", cohort=2, rounds=updates)
+    here, draw, orders, calls = (
+        Federation(job, least_squares, tmp_path),
+        np.random.default_rng(0),
+        dict[str, bytes](),
+        0,
+    )
+
+    def flow(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes | None]:
+        nonlocal calls
+        orders.update(messages)
+        calls += 1
+        name = str(draw.choice(sorted(orders)))
+        data = orders.pop(name)
+        return {name: None if name == "chur" and calls < 30 else here.site(name).answer(data)}
+
+    see, folder = here.events.append, here.folder / "run"
+    serve(here.job, here.names, arriving(here, "chur", 4), folder, see, 1.0, False, later={"chur": 20}, flow=flow)
+    assert [event.text for event in here.events if event.kind == "joined"] == ["site chur joins"]
+    held, summed = running_sum(here, "scaffold")
+    assert far(held, summed) < 1e-12
+    assert float((answer_of(here) - optimum(here)).norm()) < near
 
 
 def test_nobody_waits_for_a_slow_site(least_squares: Path, tmp_path: Path) -> None:
