@@ -116,6 +116,8 @@ def serve(
     tell(Event("ready", f"{len(agreement.sites)} sites with {trained} samples to train on and {tested} to test on"))
     source = source_of(settings)
     config, job = shell(source, agreement.form, len(agreement.sites))
+    if config.clock is not None and config.cohort == len(agreement.sites):
+        tell(Event("ready", "every update waits for the replies of all sites; set a smaller cohort to wait for nobody"))
     link.await_(agreement.later, Newcomers(source, config, job, agreement))
     job = private.at_server(job, chance, folder)
     with threads(config.engine.threads):

@@ -279,6 +279,16 @@ def test_replies_that_never_come_end_the_run_in_a_sentence(least_squares: Path, 
         served(here, lambda messages, wait: dict.fromkeys(messages))
 
 
+def test_a_cohort_of_all_sites_is_said_to_wait(least_squares: Path, tmp_path: Path) -> None:
+    for cohort in (None, 3, 2):
+        job = with_(SQUARES, method="fedavg", clock="asynchronous(3)", rounds=1)
+        job = {key: value for key, value in job.items() if key != "cohort"} | ({"cohort": cohort} if cohort else {})
+        here = Federation(job, least_squares, tmp_path / str(cohort))
+        here.serve()
+        said = [event.text for event in here.events if event.text.startswith("every update waits")]
+        assert len(said) == (cohort != 2)
+
+
 def test_an_exchange_that_answers_at_once_will_do(least_squares: Path, tmp_path: Path) -> None:
     job = with_(SQUARES, method="scaffold", clock="asynchronous(3)", cohort=2, rounds=3)
     assert Federation(job, least_squares, tmp_path).serve().status == "complete"
