@@ -237,7 +237,7 @@ MUTATIONS: dict[str, Mutation] = {
         "federation/participation/schedule.py", "(round - versions)", "(round + 1 - versions)"
     ),
     "asynchronous: draws by the update, not the dispatch": asynchronous(
-        "method/contract/round.py", "round=int(plan.rounds[position])", "round=plan.round"
+        "method/contract/round.py", "round=plan.round_of(position)", "round=plan.round"
     ),
     "asynchronous: every model is kept": asynchronous(
         "execution/job/loop.py", "for version in plan.in_flight}", "for version in here}"
@@ -436,7 +436,8 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/execution/test_asynchronous_wire.py", "-k", "frames"),
     ),
     "sites: a reply counts by the update that it is in": Mutation(
-        (Edit("execution/messages/server.py", "(round, self._replies[i].fingerprint)", "(plan.round, 0)"),), NOWAIT
+        (Edit("execution/messages/server.py", "(plan.round_of(k), self._replies[i].fingerprint)", "(plan.round, 0)"),),
+        NOWAIT,
     ),
     "sites: too old counts": Mutation(
         (
@@ -481,8 +482,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "execution/messages/server.py",
-                "zip(plan.ids.tolist(), plan.rounds.tolist(), plan.heard, strict=True):\n            self.ledger",
-                "zip(self._replies, [plan.round] * 99, [True] * 99, strict=False):\n            self.ledger",
+                "enumerate(zip(plan.ids.tolist(), plan.heard, strict=True)):\n            self.ledger",
+                "enumerate(zip(self._replies, [True] * 99, strict=False)):\n            self.ledger",
             ),
         ),
         ROBUST,

@@ -61,12 +61,8 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
             form = Form(**fields["form"])
             for count in (*form.shape, form.outputs):
                 codec.whole(count)
-            return {
-                **answer,
-                "named": str(fields["named"]),
-                "form": form._asdict(),
-                "samples": codec.whole(fields["samples"]),
-            }
+            samples = codec.whole(fields["samples"])
+            return {**answer, "named": str(fields["named"]), "form": form._asdict(), "samples": samples}
         data = fields["data"]
         labels = [
             {

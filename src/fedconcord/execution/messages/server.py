@@ -108,8 +108,8 @@ class RemoteServer:
 
     def keep(self, plan: Plan) -> None:
         """Note whose reply counted; clients hear it with the next message."""
-        for i, round, is_heard in zip(plan.ids.tolist(), plan.rounds.tolist(), plan.heard, strict=True):
-            self.ledger.counted[i] = (round, self._replies[i].fingerprint)
+        for k, (i, is_heard) in enumerate(zip(plan.ids.tolist(), plan.heard, strict=True)):
+            self.ledger.counted[i] = (plan.round_of(k), self._replies[i].fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.discard if is_heard else self.ledger.late.add)(i)
 

@@ -1,10 +1,10 @@
 """The discrete Gaussian on whole numbers, P(k) proportional to f(k) = exp(-k^2 / (2 SIGMA^2)), drawn exactly.
 
-For differential privacy as Canonne, Kamath and Steinke have it ("The Discrete Gaussian for Differential Privacy",
-NeurIPS 2020), by another sampler, which rejects (von Neumann). |k| comes from cells of equal width under the curve
-2^32 f, each as high as the curve is at its left, in whole numbers; a uniform point there is kept where it is below
-the curve. Nearly all are below the curve's lowest value in their cell too, which is a comparison of whole numbers;
-the others, 3 of 1,000, are compared with as many digits of f and random bits as it takes.
+The noise is that of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020; the
+sampler is another one, by rejection (von Neumann). Cells of equal width cover the curve 2^32 f, each one whole number
+higher than the curve is at its left. A uniform point of all cells has |k| as its place, and is kept if it is below the
+curve. For nearly all points a comparison with the lowest value of the curve in the cell tells; the others, 3 of 1,000,
+are compared with as many digits of f, and get as many random bits, as it takes.
 
 SIGMA = 2^24 is the one deviation: all that gets noise is brought to steps in which its noise has that. Numbers of 32
 SIGMA or more are not drawn; their chance is below 10^-220, which changes no delta that can be written down.
@@ -41,7 +41,7 @@ def discrete(words: Words, n: int, bits: int = BITS) -> np.ndarray:
 class _Cells(NamedTuple):
     bits: int  # of SIGMA
     low: int  # of a place in a cell
-    ends: np.ndarray  # [cells] int64: points in the cells up to this one; a cell has 2^32 f of its first k, and 1
+    ends: np.ndarray  # [cells] int64: points in cells up to this one, of floor(2^32 f) + 1 each, f at its first k
     sure: np.ndarray  # [cells] int64: from which point on one may be above the curve somewhere in its cell
     guide: np.ndarray  # [.] int64: the cell of every 2^27th point
 

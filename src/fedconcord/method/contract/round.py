@@ -62,10 +62,9 @@ class Plan(NamedTuple):
         """[S] bool: its reply comes in this round."""
         return np.ones(len(self.ids), bool) if self.late is None else ~self.late
 
-    @property
-    def rounds(self) -> np.ndarray:
-        """[S] int64: the round of each client's orders and draws."""
-        return np.full(len(self.ids), self.round) if self.wave is None else self.wave
+    def round_of(self, position: int) -> int:
+        """The round of a client's orders and draws."""
+        return self.round if self.wave is None else int(self.wave[position])
 
 
 class Orders(NamedTuple):
@@ -89,7 +88,7 @@ class Orders(NamedTuple):
 def orders_of(plan: Plan, position: int, algorithm: Algorithm) -> Orders:
     """The orders of the client at this position of the plan."""
     return Orders(
-        round=int(plan.rounds[position]),
+        round=plan.round_of(position),
         id=int(plan.ids[position]),
         steps=int(plan.steps[position]),
         lr=plan.lr if plan.lrs is None else float(plan.lrs[position]),
