@@ -20,7 +20,7 @@ from fedconcord.support.errors import UserError
 from fedconcord_flower import keys
 from fedconcord_sites import policy
 from fedconcord_sites.form import is_private, is_secure, source_of
-from fedconcord_sites.gate import HANDSHAKE, ROUNDS
+from fedconcord_sites.gate import HANDSHAKE, JUDGING, ROUNDS
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import Site
@@ -103,7 +103,7 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
     start = next((k for k, (question, _, _) in enumerate(log) if question.kind in ROUNDS), len(log))
     models = sum(question.kind == "judge" for question, _, _ in log[:start])  # each of which is judged
     most = dict.fromkeys(ROUNDS, policy.rounds(source)) | dict.fromkeys((*HANDSHAKE, "prologue", "join"), 1)
-    most |= {"judge": models * policy.evaluations(source), "loss": policy.rounds(source)}
+    most |= dict.fromkeys(JUDGING, models * policy.evaluations(source)) | {"loss": policy.rounds(source)}
     is_noisy = is_private(source) and source.values.get("privacy.kind") == "local"
     answers = dict[tuple[str, str], Answer]()
     for question, answer, length in log:

@@ -19,7 +19,7 @@ from fedconcord.method.contract import Algorithm, Orders, Roster, weights
 from fedconcord_sites.form import Form
 
 SITES = 10_000  # of a deployment
-ROUND = 2**40
+ROUND = 2**42  # above the milliseconds since 1970, by which sums beside the rounds are known
 NUMBERS = 2**31  # of all zeros that stand for samples
 
 

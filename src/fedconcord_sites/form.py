@@ -69,6 +69,24 @@ class Form(NamedTuple):
     preprocessing: dict[str, Any] | None
 
 
+def form_of(dataset: Dataset) -> Form:
+    """What a model needs to know of a data set."""
+    kind: Literal["numbers", "bytes", "symbols"] = "numbers"
+    if np.issubdtype(dataset.train_x.dtype, np.integer):
+        kind = "bytes" if dataset.train_x.dtype == np.uint8 else "symbols"
+    unit = None if dataset.unit is None else [list(part) for part in dataset.unit]
+    preprocessing = None if dataset.preprocessing is None else dict(dataset.preprocessing)
+    return Form(
+        list(dataset.shape),
+        kind,
+        dataset.target,
+        dataset.classes,
+        dataset.output_names,
+        unit,
+        preprocessing,
+    )
+
+
 def source_of(settings: str) -> Source:
     """The settings of a job from their text.
 

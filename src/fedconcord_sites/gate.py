@@ -15,6 +15,7 @@ from typing import Any
 from fedconcord.execution.job.accountant import Budget
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.terms import STEPS
 from fedconcord.federation.data import federated
 from fedconcord.federation.data.federated import Agreement, ColumnKind, SiteFile, SiteSums
 from fedconcord.federation.data.inputs import Input
@@ -29,6 +30,8 @@ from fedconcord_sites.policy import Policy
 
 HANDSHAKE = ("hello", "sums", "squares", "setup")
 ROUNDS = ("orders", "ask", "train", "prologue", "join", "settle", "keys", "deal", "agree", "open")
+PREFIX = "judge-"  # of the messages of a sum of figures, beside that which says what is judged
+JUDGING = ("judge", *(f"{PREFIX}{step}" for step in STEPS))
 SPARE = 3  # times that a question of a run may come in other words, as of a server that was killed and resumed
 NOISES = ("orders", "train")  # whose answers spend privacy
 EMPTY: ColumnKind = "empty"  # of a column that may be taken for either
@@ -241,10 +244,11 @@ def _refuse(why: str | None) -> None:
 
 
 def _question(frame: Frame, data: bytes) -> str:
-    """What stands for a question: of a model that is judged, the model alone."""
-    if frame.kind not in ("judge", "loss"):
+    """What stands for a question: of a model that is judged, the model alone, and under masks each time anew."""
+    if frame.kind not in ("loss", *JUDGING):
         return hashlib.sha256(data).hexdigest()[:32]
-    return hashlib.sha256(codec.write(Frame("", "", 0, 0, {}, frame.tensors))).hexdigest()[:32]
+    number = 0 if frame.kind in ("judge", "loss") else frame.round
+    return hashlib.sha256(codec.write(Frame("", "", number, 0, {}, frame.tensors))).hexdigest()[:32]
 
 
 def _target(frame: Frame) -> str | None:

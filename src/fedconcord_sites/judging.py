@@ -190,7 +190,8 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
         counts.append(len(targets))
         losses.append(float(each.double().sum()))
         if k == 0:
-            pairs = {False: (outputs, targets), True: (problem.in_units(outputs), problem.in_units(targets))}
+            units = (problem.in_units(values) / _unit(problem) for values in (outputs, targets))
+            pairs = {False: (outputs, targets), True: tuple(units) if problem.unit else (outputs, targets)}
             metrics = map(_sums_of, problem.metrics)
             sums = tuple(metric.sums(*pairs[metric.in_units]).cpu() for metric in metrics)
     return Figures(torch.tensor(counts), torch.tensor(losses, dtype=torch.float64), sums)
@@ -210,19 +211,15 @@ def of_site(problem: Supervised, one: Figures) -> dict[str, float]:
     tested = int(one.counts[0])
     loss = float(one.losses[0]) / tested if tested else math.nan
     pairs = zip(problem.metrics, one.sums, strict=True)
-    return {"loss": loss} | {metric.name: _value(problem, metric, sums, tested) for metric, sums in pairs}
+    return {metric.name: _value(problem, metric, sums, tested) for metric, sums in pairs} | {"loss": loss}
 
 
-def pooled(problem: Supervised, every: Sequence[Figures]) -> dict[str, float]:
-    """`test_<metric>`, `test_loss` and `train_loss` over all samples of the sites that answered, one at least."""
-    tested, trained = (int(sum(int(one.counts[k]) for one in every)) for k in (0, 1))
-    test, train = (float(sum(float(one.losses[k]) for one in every)) for k in (0, 1))
-    values = {
-        f"test_{metric.name}": _value(problem, metric, torch.stack([one.sums[k] for one in every]).sum(0), tested)
-        for k, metric in enumerate(problem.metrics)
+def pooled(problem: Supervised, total: Figures) -> dict[str, float]:
+    """`test_<metric>`, `test_loss` and `train_loss` over all samples that figures in this sum of them are of."""
+    one = of_site(problem, total)
+    return {f"test_{name}": value for name, value in one.items()} | {
+        "train_loss": float(total.losses[1]) / int(total.counts[1])
     }
-    losses = {"test_loss": test / tested if tested else math.nan, "train_loss": train / trained}
-    return values | losses
 
 
 def _sums_of(metric: Metric) -> Summed:
@@ -232,4 +229,12 @@ def _sums_of(metric: Metric) -> Summed:
 
 
 def _value(problem: Supervised, metric: Metric, sums: Tensor, samples: int) -> float:
-    return _sums_of(metric).value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan
+    how = _sums_of(metric)
+    value = how.value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan
+    return value * _unit(problem) if how.in_units else value
+
+
+def _unit(problem: Supervised) -> float:
+    """A power of two near the label's own unit, in which sums are of numbers near 1."""
+    scale = 0.0 if problem.unit is None else float(np.abs(problem.unit[1]).max())
+    return 2.0 ** round(math.log2(scale)) if scale > 0 and math.isfinite(scale) else 1.0

@@ -86,7 +86,7 @@ class Policy(BaseModel):
             return None
         return (
             f"it would weigh {share:.4g} of a secure sum, and the site's policy allows {self.largest_share:g} "
-            "(largest_share); use objective=clients, or leave the site out"
+            "(largest_share); leave the site out, or train with more or larger sites"
         )
 
     def refuses_job(self, config: Config, metrics: Sequence[str], samples: Sequence[int]) -> str | None:

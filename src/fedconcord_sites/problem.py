@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,10 +16,14 @@ from fedconcord.execution.messages.codec import FrameError
 from fedconcord.execution.messages.server import NOT_FINITE
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.evaluation import Scores
-from fedconcord.method.contract import Objective, roster_of
+from fedconcord.method.contract import Objective, UnmeasuredError, roster_of, tree_sum
+from fedconcord.study.runs.events import Event
 from fedconcord.support.errors import UserError
 from fedconcord_sites.judging import Figures, form_of, of_site, pooled
 from fedconcord_sites.site_link import SiteLink
+
+if TYPE_CHECKING:
+    from fedconcord_sites.jury import Jury
 
 TRIES = 3  # exchanges of an evaluation until somebody answers
 
@@ -30,7 +34,12 @@ class Deployed:
     Args:
         shell: the model, the loss and the metrics.
         samples: [N, 2] trained on and tested on, at each site.
+
+    Attributes:
+        jury: asks for figures where only their sum is to be seen; none is known by site then.
     """
+
+    jury: Jury | None = None
 
     def __init__(self, shell: Supervised, samples: Sequence[Sequence[int]], link: SiteLink) -> None:
         self.shell, self.link = shell, link
@@ -54,12 +63,18 @@ class Deployed:
 
         Raises:
             UserError: no site answers.
+            UnmeasuredError: too few answer for a sum.
         """
         self.last = {}
         like, model = form_of(self.shell), codec.pack("x", x)
         if not bool(torch.isfinite(x).all()):
             return self._nothing()
         for _ in range(TRIES):
+            if self.jury is not None:
+                total = self._total(self.jury, model, like)
+                if total is not None:
+                    return total
+                continue
             missing = [i for i in range(self.roster.n) if i not in self.last and self.link.records[i].left_out is None]
             missing = [i for i in missing if i not in self.link.busy] or missing  # nobody waits for who is at work
             none: dict[int, dict[str, Any]] = {i: {} for i in missing}
@@ -74,7 +89,7 @@ class Deployed:
                     self.link.accept(i, "judge")
                     self.last[i] = one
             if self.last:
-                return pooled(self.shell, list(self.last.values()))
+                return pooled(self.shell, tree_sum([*self.last.values()]))
             if missing and all(self.link.why.get(i) == NOT_FINITE for i in missing):
                 return self._nothing()
         raise UserError(
@@ -82,12 +97,30 @@ class Deployed:
             "sites are there again"
         )
 
+    def _total(self, jury: Jury, model: Mapping[str, Tensor], like: Figures) -> dict[str, float] | None:
+        """What `evaluate` returns or raises where sites' figures are seen in sum alone; None where nobody answered."""
+        link = self.link
+        sites = [i for i in range(self.roster.n) if link.records[i].left_out is None]
+        heard = jury.ask(link.later(), sites, model, like)
+        if not isinstance(heard, str):
+            ids, total = heard
+            if total.counts.tolist() == self.samples[ids, ::-1].sum(0).tolist():
+                return pooled(self.shell, total)
+            heard = "the sum of the sites' figures is not of their samples"
+        there = [i for i in sites if link.records[i].there]
+        if there and all(NOT_FINITE in link.why.get(i, "") for i in there):
+            return self._nothing()
+        if not there:
+            return None
+        link.see(Event("void", f"the model was not judged: {heard}"))
+        raise UnmeasuredError
+
     def scores(self) -> Scores:
         """Every site's figures in the last evaluation; NaN for one that sent none."""
         each = [of_site(self.shell, self.last[i]) if i in self.last else None for i in range(self.roster.n)]
         names = ["loss", *(metric.name for metric in self.shell.metrics)]
         values = {name: np.array([math.nan if one is None else one[name] for one in each]) for name in names}
-        last = {} if not self.last else pooled(self.shell, list(self.last.values()))
+        last = {} if not self.last else pooled(self.shell, tree_sum([*self.last.values()]))
         main = names[1] if len(names) > 1 else "loss"
         overall = {name: last[f"test_{name}"] for name in names[1:] if name != main and f"test_{name}" in last}
         return Scores("test", self.samples[:, 1], values, overall)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedconcord.execution.job import Job, Row, State
+from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.sums import PLAIN, Sums
 from fedconcord.execution.messages.terms import Terms
 from fedconcord.execution.run import readme
@@ -35,10 +36,15 @@ from fedconcord_sites.differences import DifferError
 from fedconcord_sites.engine import Sites
 from fedconcord_sites.exchange import Exchange, Flow
 from fedconcord_sites.form import model_of, shell, source_of, terms_of
+from fedconcord_sites.gate import PREFIX
 from fedconcord_sites.handshake import Agreed
 from fedconcord_sites.late import Newcomers
 from fedconcord_sites.problem import Deployed
 from fedconcord_sites.site_link import SiteLink
+
+if TYPE_CHECKING:
+    from fedconcord.execution.messages.secure import Secure
+    from fedconcord_sites.jury import Jury
 
 NONE: Mapping[str, int] = MappingProxyType({})
 
@@ -141,7 +147,9 @@ def _served(
     deployed = Deployed(inner, agreement.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     terms = terms_of(config, [trained for trained, _ in agreement.samples])
-    sums = PLAIN if terms is None else _secure(terms, agreement)
+    sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
+    if terms is not None:
+        deployed.jury = _jury(terms, agreement, RemoteStore(link, job.algorithm, problem, ()))
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
         sums = Asynchronous(link, flow, job.schedule, config.rounds)
     job = replace(job, problem=problem, engine=Sites(link, sums))
@@ -168,7 +176,7 @@ def _served(
         "evaluation": {
             "every": every,
             "train_samples": sum(trained for trained, _ in agreement.samples),
-            "clients": True,
+            "clients": terms is None,
             "validation": None,
         },
         "baseline": None,
@@ -182,8 +190,8 @@ def _served(
     # a checkpoint a round: sites move on with every round, and cannot go back
     spends = private.budget(config)
     rounds = config.rounds if spends is None else spends.rounds
-    # sites judge a noisy model: it may not come anew with other noise once they have it
-    saves_first = job.algorithm.facts.protection is not None
+    # sites judge a noisy model: it may not come anew with other noise once they have it; sums are not opened twice
+    saves_first = job.algorithm.facts.protection is not None or terms is not None
     length = training.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
@@ -192,7 +200,13 @@ def _served(
     return finished(folder)
 
 
-def _secure(terms: Terms, agreement: Agreed) -> Sums:
+def _jury(terms: Terms, agreement: Agreed, store: RemoteStore) -> Jury:
+    from fedconcord_sites import jury  # which needs a package for its cryptography
+
+    return jury.Jury(_secure(jury.terms_of_figures(terms), agreement, PREFIX), store)
+
+
+def _secure(terms: Terms, agreement: Agreed, prefix: str = "") -> Secure:
     from fedconcord.execution.messages.masks import Peer
     from fedconcord.execution.messages.secure import Secure
     from fedconcord_sites import ring  # which need a package for their cryptography
@@ -201,7 +215,7 @@ def _secure(terms: Terms, agreement: Agreed) -> Sums:
         keys = {name: ring.of_text((agreement.keys or {})[name]) for name in agreement.sites}
     except (KeyError, ValueError):
         raise UserError(f"{handshake.NAME} has no keys of the sites, which secure sums need; begin a new run") from None
-    return Secure(terms, {i: Peer(f"site {name}", keys[name]) for i, name in enumerate(agreement.sites)})
+    return Secure(terms, {i: Peer(f"site {name}", keys[name]) for i, name in enumerate(agreement.sites)}, prefix)
 
 
 class SitesSeen(Observer):
@@ -214,7 +228,7 @@ class SitesSeen(Observer):
 
     def end(self, state: State) -> None:
         """Every site's figures of the last model."""
-        if not self.problem.last:  # of a run that was over
+        if not self.problem.last:  # of a run that was over, or of sites whose figures are seen in sum alone
             return
         scores = self.problem.scores()
         fairness.write(self.folder / "clients.csv", scores, None, self.found.sites)

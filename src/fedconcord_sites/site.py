@@ -7,7 +7,7 @@ ledger.txt, a line an answer: what was asked and what left the site; and a folde
 setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
 ready.json         what the site made of it: the job in words, and how many samples it has
 row.safetensors    the client's rows; never sent
-secrets.json       keys, seeds and shares of a secure sum, until it is opened
+secrets.json       keys, seeds and shares of a secure sum, until it is opened; judging.json of one of figures
 once.frame         the last message with noise of the site's own, which is sent again and not made again
 asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
 """
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,9 +48,19 @@ from fedconcord.study.settings.settings import Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private, weighing
-from fedconcord_sites.form import Form, facts, input_settings, is_secure, model_of, shell, source_of, terms_of
-from fedconcord_sites.gate import Gate
-from fedconcord_sites.judging import figures
+from fedconcord_sites.form import (
+    Form,
+    facts,
+    form_of,
+    input_settings,
+    is_secure,
+    model_of,
+    shell,
+    source_of,
+    terms_of,
+)
+from fedconcord_sites.gate import JUDGING, Gate
+from fedconcord_sites.judging import Figures, figures
 from fedconcord_sites.ledger import NAME, Ledger
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.private import Once
@@ -59,8 +69,9 @@ from fedconcord_sites.shelf import FileShelf
 if TYPE_CHECKING:
     from fedconcord.execution.job.accountant import Budget
     from fedconcord.execution.messages.member import Member
+    from fedconcord.execution.messages.terms import Plans, Terms
 
-PROTOCOL = 4
+PROTOCOL = 5
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names
@@ -79,6 +90,7 @@ class _Opened(NamedTuple):
     models: int  # that the method offers, each of which is judged
     once: Once | None  # of messages with noise of the site's own
     roster: Roster | None  # of all sites, where they weigh each other
+    jury: Member | None  # its part in sums of figures, where those of single sites are not to be seen
 
 
 class Site:
@@ -157,7 +169,7 @@ class Site:
             if frame.kind == "setup":
                 return self._setup(frame, data)
             opened = self._open(frame.method)
-            if frame.kind == "judge":
+            if frame.kind in JUDGING:
                 return codec.write(self._judge(opened, frame))
             if frame.kind == "orders" and opened.once is not None:
                 return opened.once.answer(frame, data, lambda: self._round(opened, frame, data))
@@ -273,7 +285,7 @@ class Site:
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
         roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
-        member = None if roster is None else self._member(frame, config, job, roster)
+        member, jury = (None, None) if roster is None else self._members(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
         protection = job.algorithm.facts.protection
@@ -282,20 +294,27 @@ class Site:
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
-        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster)
+        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster, jury)
 
-    def _member(self, frame: Frame, config: Config, job: Job, roster: Roster) -> Member:
-        """The site's part in secure sums."""
+    def _members(self, frame: Frame, config: Config, job: Job, roster: Roster) -> tuple[Member, Member]:
+        """The site's part in secure sums, of rounds and of figures."""
         from fedconcord.execution.messages.member import Member
         from fedconcord_sites import ring  # which need a package for their cryptography
+        from fedconcord_sites.jury import terms_of_figures
         from fedconcord_sites.safe import FileSafe
 
-        safe = FileSafe(self.folder / frame.method / "secrets.json")
-        keys = ring.ring(self.keys, self.name, frame.client, _sites(frame))
+        client, rules = frame.client, self.gate.rules
+        keys = ring.ring(self.keys, self.name, client, _sites(frame))
         terms = terms_of(config, roster.samples.tolist())
         assert terms is not None
-        plans = weighing.plans_of(job, roster, frame.client, self.gate.rules)
-        return Member(frame.client, frame.method, terms, safe, space_of(job.problem), keys, plans)
+        of_rounds = "secrets.json", terms, weighing.plans_of(job, roster, client, rules)
+        of_figures = "judging.json", terms_of_figures(terms), weighing.plans_of_figures(roster, client, rules)
+
+        def member(name: str, terms: Terms, plans: Plans) -> Member:
+            safe = FileSafe(self.folder / frame.method / name)
+            return Member(client, frame.method, terms, safe, space_of(job.problem), keys, plans)
+
+        return member(*of_rounds), member(*of_figures)
 
     # -- the rounds ------------------------------------------------------------------------------------------------
 
@@ -320,11 +339,18 @@ class Site:
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
         self.gate.admit_model(frame, opened.models)
+        if opened.jury is not None:
+            from fedconcord_sites import jury
+
+            return jury.answer(opened.jury, frame, lambda: self._figures(opened, frame))
+        measured = self._figures(opened, frame)
+        return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
+
+    def _figures(self, opened: _Opened, frame: Frame) -> Figures:
         messages, addition = opened.client.forms, opened.job.algorithm.step.addition
         like = messages.x if addition is None else torch.cat([messages.x, addition(messages.down)])
         x = codec.unpack("x", frame, like, opened.client.objective.device)
-        measured = figures(model_of(opened.job), x, opened.test, opened.train)
-        return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
+        return figures(model_of(opened.job), x, opened.test, opened.train)
 
     # -- the site's own --------------------------------------------------------------------------------------------
 
@@ -355,24 +381,6 @@ def _sites(frame: Frame) -> list[str]:
 def versions() -> dict[str, str]:
     """What both ends compare."""
     return {"fedconcord": fedconcord.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def form_of(dataset: Dataset) -> Form:
-    """What a model needs to know of a data set."""
-    kind: Literal["numbers", "bytes", "symbols"] = "numbers"
-    if np.issubdtype(dataset.train_x.dtype, np.integer):
-        kind = "bytes" if dataset.train_x.dtype == np.uint8 else "symbols"
-    unit = None if dataset.unit is None else [list(part) for part in dataset.unit]
-    preprocessing = None if dataset.preprocessing is None else dict(dataset.preprocessing)
-    return Form(
-        list(dataset.shape),
-        kind,
-        dataset.target,
-        dataset.classes,
-        dataset.output_names,
-        unit,
-        preprocessing,
-    )
 
 
 def told_of(fields: Mapping[str, Any]) -> Agreement:

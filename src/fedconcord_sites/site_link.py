@@ -196,6 +196,11 @@ class SiteLink:
                 answers[i] = frame
         return answers
 
+    def later(self) -> int:
+        """A number above those of all exchanges before, also of a server that was killed since its last checkpoint."""
+        self.number = max(self.number + 1, time.time_ns() // 10**6)
+        return self.number
+
     def accept(self, site: int, what: str = ROUNDS) -> None:
         """Its answer was what was asked for."""
         self.records[site].in_a_row.pop(what, None)

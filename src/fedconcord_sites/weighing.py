@@ -48,17 +48,37 @@ def plans_of(job: Job, roster: Roster, client: int, rules: Policy) -> Plans:
         FrameError: it has more of all sites' weight than that. A plan raises UserError where it has more of a sum's.
     """
     kind = job.algorithm.weights
-    why = rules.refuses_weight(weights.objective(kind, roster.sizes), client)
-    if why is not None:
-        raise FrameError(why)
 
     def plan_of(round: int, ids: Sequence[int]) -> Plan:
         plan = job.schedule.plan(round, job.algorithm, roster)
-        some = weights.redrawn(plan, np.isin(plan.ids, ids), kind)
-        for place in np.flatnonzero(some.ids == client):
-            why = rules.refuses_weight(some.w, int(place))
+        return weights.redrawn(plan, np.isin(plan.ids, ids), kind)
+
+    return _within(rules, client, weights.objective(kind, roster.sizes), plan_of)
+
+
+def plans_of_figures(roster: Roster, client: int, rules: Policy) -> Plans:
+    """The plans of sums of all sites' figures, of which each has the share of its training samples; as `plans_of`."""
+
+    def plan_of(number: int, ids: Sequence[int]) -> Plan:
+        here = np.array([i for i in ids if i < roster.n], np.int64)
+        ones = np.ones(len(here))
+        return Plan(number, here, np.ones(len(here), np.int64), roster.sizes[here], ones, ones, 0.0, 0)
+
+    return _within(rules, client, roster.sizes, plan_of)
+
+
+def _within(rules: Policy, client: int, w: np.ndarray, plan_of: Plans) -> Plans:
+    """These plans where a site has no more of their weight than its policy allows."""
+    why = rules.refuses_weight(w, client)
+    if why is not None:
+        raise FrameError(why)
+
+    def checked(round: int, ids: Sequence[int]) -> Plan:
+        plan = plan_of(round, ids)
+        for place in np.flatnonzero(plan.ids == client):
+            why = rules.refuses_weight(plan.w, int(place))
             if why is not None:
                 raise UserError(why)
-        return some
+        return plan
 
-    return plan_of
+    return checked

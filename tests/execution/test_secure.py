@@ -1024,7 +1024,7 @@ def test_a_run_that_goes_on_has_the_keys_that_it_began_with(files: Path, tmp_pat
     here.sites.clear()
     assert here.serve(resume=True).status == "complete"
     assert here.said()["rounds_void"] == 1
-    assert [site["refused"] for site in here.said()["sites"]] == [{UNSIGNED: 1}] * 3
+    assert [site["refused"] for site in here.said()["sites"]] == [{UNSIGNED: 2}] * 3  # of a round and of an evaluation
     agreement = json.loads((tmp_path / "run" / "deployment.json").read_text())
     (tmp_path / "run" / "deployment.json").write_text(json.dumps({**agreement, "keys": None}))
     with pytest.raises(UserError, match=r"deployment.json has no keys of the sites, which secure sums need; begin a"):

@@ -30,8 +30,7 @@ from fedconcord.study.settings.problem import problem_of
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
-from fedconcord_sites.form import shell
-from fedconcord_sites.site import form_of
+from fedconcord_sites.form import form_of, shell
 from table import make
 
 LENGTH, WORDS, CLASSES = 24, 20, 3

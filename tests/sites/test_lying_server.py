@@ -286,7 +286,7 @@ def test_one_row_is_never_summed(files: Path, tmp_path: Path) -> None:
         ("setup", {"form": {"shape": [10**9]}}, "samples of shape [1000000000] are more numbers than a site takes"),
         ("setup", {"form": {"shape": [6]}}, "shape [6], where the site's samples have another"),
         ("setup", {"form": {"target": "labels"}}, "target labels, where the site's samples have another"),
-        ("orders", {"round": -1}, f"round -1 is none of 0 to {2**40 - 1}"),
+        ("orders", {"round": -1}, f"round -1 is none of 0 to {2**42 - 1}"),
     ],
 )
 def test_numbers_are_bounded(kind: str, change: dict[str, Any], why: str, files: Path, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_a_site_that_would_weigh_too_much_takes_no_part(files: Path, tmp_path: P
     lenient(here, share - 0.01)
     assert serve.check(here.job, here.names, here.exchange, 1.0) == [
         f"site chur: the site refused what it was sent: it would weigh {share:.4g} of a secure sum, and the site's "
-        f"policy allows {share - 0.01:g} (largest_share); use objective=clients, or leave the site out"
+        f"policy allows {share - 0.01:g} (largest_share); leave the site out, or train with more or larger sites"
     ]
     lenient(here, share + 0.01)
 

@@ -18,7 +18,7 @@ from fedconcord.execution.rows import Storage
 from fedconcord.federation.objectives.judging import evaluate_own, supervised
 from fedconcord.federation.participation.participation import View
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Outcome, Plan, Tree, tree_bytes
+from fedconcord.method.contract import Outcome, Plan, Tree, UnmeasuredError, tree_bytes
 from fedconcord.method.wrappers.forms import forms
 
 
@@ -193,7 +193,7 @@ def steps(
     """
     lead = job.engine.team.rank == 0
     if took is not None:
-        yield _step(state, evaluate(job, state) if lead else None, took)
+        yield _step(state, _measured(job, state) if lead else None, took)
     while state.round < rounds:
         begin = time.perf_counter()
         state = advance(job, state)
@@ -202,7 +202,15 @@ def steps(
         seconds = time.perf_counter() - begin
         trained(state, seconds)
         due = lead and (state.round % eval_every == 0 or state.round == rounds)
-        yield _step(state, evaluate(job, state) if due else None, seconds)
+        yield _step(state, _measured(job, state) if due else None, seconds)
+
+
+def _measured(job: Job, state: State) -> dict[str, float] | None:
+    """`evaluate`, or None where nobody could."""
+    try:
+        return evaluate(job, state)
+    except UnmeasuredError:
+        return None
 
 
 def _step(state: State, metrics: dict[str, float] | None, seconds: float) -> Step:

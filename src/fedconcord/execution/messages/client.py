@@ -8,6 +8,7 @@ changes nothing on either side, whatever the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.terms import STEPS
 from fedconcord.method.contract import Objective, Orders, Tree, TwoBlockRow, cut_for, fill_for, model_of, tree_map
 from fedconcord.method.step.assignment import Assignment, block_gradients, settled
 from fedconcord.method.step.step import ask, client_step, passes
@@ -107,17 +109,16 @@ class RemoteClient:
 
     def _masked(self, member: Member) -> dict[str, Handler]:
         """The other messages of a sum."""
-        return {
-            "keys": lambda frame: self._frame("keys", frame.round, {}, member.keys(frame)),
-            "deal": lambda frame: self._frame("dealt", frame.round, {}, member.deal(frame)),
-            "agree": lambda frame: self._frame("agreed", frame.round, {}, member.agree(frame)),
-            "open": lambda frame: self._frame("shares", frame.round, {}, member.open(frame)),
-        }
+
+        def answer(frame: Frame) -> Frame:
+            return self._frame(STEPS[frame.kind], frame.round, {}, member.answer(frame.kind, frame))
+
+        return dict.fromkeys(STEPS, answer)
 
     def _sent(self, frame: Frame, name: str, up: Tree, contribute: Contribute) -> dict[str, Tensor]:
         """What goes up of a message."""
         up = cut_for(self.assignment.algorithm.phases.portion, up, self.id)
-        return codec.pack(name, up) if self.member is None else self.member.cover(frame, up, contribute)
+        return codec.pack(name, up) if self.member is None else self.member.cover(frame, partial(contribute, up))
 
     # -- before round 0, and beside the rounds --------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -30,13 +30,12 @@ from fedconcord.execution.messages import codec, masks
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Ring
 from fedconcord.execution.messages.terms import FEWEST, Plans, Terms
-from fedconcord.method.contract import Space, Tree, cohort_of, rng, sender_of, tree_leaves
+from fedconcord.method.contract import Cohort, Sender, Space, Tree, cohort_of, rng, sender_of, tree_leaves
 from fedconcord.method.contract.trees import raw
-from fedconcord.method.wrappers.forms import Contribute
 from fedconcord.support.errors import UserError
 
 CARD = 2 * KEY + SIGNATURE  # bytes of a client's two public keys for a sum, and its signature of them
-MODELS = ("down/", "answer/")  # tensors that all clients of a sum must have got alike
+MODELS = ("down/", "answer/", "x/")  # tensors that all clients of a sum must have got alike
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,11 @@ class Member:
         self.id, self.run, self.terms, self.safe, self.space, self.ring = id, run, terms, safe, space, ring
         self.plans = plans
 
+    def answer(self, step: str, frame: Frame) -> dict[str, Tensor]:
+        """Its answer to one of the messages of `STEPS`."""
+        steps = {"keys": self.keys, "deal": self.deal, "agree": self.agree, "open": self.open}
+        return steps[step](frame)
+
     def keys(self, frame: Frame) -> dict[str, Tensor]:
         """Its card for a new sum.
 
@@ -158,8 +162,8 @@ class Member:
             "dealt/commitment": _tensor(masks.commitment(secret.seed)),
         }
 
-    def cover(self, frame: Frame, up: Tree, contribute: Contribute) -> dict[str, Tensor]:
-        """A contribution under masks.
+    def cover(self, frame: Frame, contribution: Callable[[Sender, Cohort], Tree]) -> dict[str, Tensor]:
+        """A contribution under masks, as its sender of that cohort makes it.
 
         Raises:
             UserError: it does not fit the terms, or the sum's clients are too few.
@@ -175,7 +179,7 @@ class Member:
             raise UserError(f"{len(among)} of {len(secret.ids)} clients are left in this sum, too few to open it")
         plan = self.plans(frame.round, among)
         place = plan.ids.tolist().index(self.id)
-        values = flat(contribute(up, sender_of(self.space, plan, place), cohort_of(self.space, plan)))
+        values = flat(contribution(sender_of(self.space, plan, place), cohort_of(self.space, plan)))
         if not np.isfinite(values).all():
             raise UserError("its contribution has a number that is not finite")
         if np.abs(values).max(initial=0) > self.terms.scale.clip:
@@ -195,7 +199,7 @@ class Member:
         kind = self.terms.scale.kind(len(secret.ids))
         bond = bound(about, among, frame.tensors)
         others = {i: key[i][KEY : 2 * KEY] for i in among if i != self.id}
-        draw = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
+        draw = rng.generator(plan.seed, rng.Purpose.ROUND, frame.round, self.id)
         rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
         covered = rounded + masks.mask(secret.seed, len(values), kind)
         covered = covered + masks.pairwise(self.id, secret.private, others, bond, len(values), kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from fedconcord.method.contract import Plan
 
 FEWEST = 3  # clients of a sum
+STEPS: Mapping[str, str] = {"keys": "keys", "deal": "dealt", "agree": "agreed", "open": "shares"}
+"""The messages of a sum beside that which is answered by a contribution, and the kinds of their answers."""
 Plans = Callable[[int, Sequence[int]], Plan]
 """(round, ids) -> the plan of a round by the client's own job, of those of these clients whom it draws."""
 

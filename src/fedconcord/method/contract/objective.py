@@ -178,11 +178,19 @@ class Roster(NamedTuple):
         return len(self.samples)
 
 
+class UnmeasuredError(Exception):
+    """A model could not be measured now, though it may be later; why was said where that was seen."""
+
+
 class Evaluator(Protocol):
     """What is measured of a model, on data of its own; never called inside the timed path."""
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """Metrics of the model x [d]."""
+        """Metrics of the model x [d].
+
+        Raises:
+            UnmeasuredError: there are none now, and the run goes on.
+        """
 
     def export(self, x: Tensor) -> Mapping[str, Tensor]:
         """The model x [d] as the named tensors that its user knows."""
