@@ -39,7 +39,7 @@ FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
 MIXED_RANKS = ("tests/federation/test_mixed_ranks.py", "-k", "products")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
-SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py")
+SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py", "tests/sites/test_jury.py")
 NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
@@ -630,6 +630,32 @@ MUTATIONS: dict[str, Mutation] = {
         "execution/messages/member.py", 'self._put(secret, stage="agreed", survivors=ids_heard)', "pass"
     ),
     "secure sums: masks whatever the model": secure("execution/messages/member.py", "models, *content)", "models)"),
+    "secure sums: figures whatever the model": secure(
+        "execution/messages/member.py", '("down/", "answer/", "x/")', '("down/", "answer/")'
+    ),
+    "secure sums: an evaluation without end": Mutation(
+        (Edit("../fedconcord_sites/site.py", "        self.gate.admit_model(frame, opened.models)\n", ""),), SECURE
+    ),
+    "secure sums: figures that are rounded at random": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/jury.py",
+                "np.round(values / member.terms.scale.step) * member.terms.scale.step",
+                "values",
+            ),
+        ),
+        SECURE,
+    ),
+    "secure sums: a judged model of rows that nobody has": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/problem.py",
+                "if total.counts.tolist() == self.samples[ids, ::-1].sum(0).tolist():",
+                "if True:",
+            ),
+        ),
+        SECURE,
+    ),
     "secure sums: one mask for two contributions": secure(
         "execution/messages/member.py",
         'stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")',
