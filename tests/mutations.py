@@ -443,8 +443,18 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/asynchronous.py",
-                "update - request.frame.round > oldest",
-                "update - request.frame.round > oldest + 1",
+                "update - version > oldest",
+                "update - version > oldest + 1",
+            ),
+        ),
+        NOWAIT,
+    ),
+    "sites: a trace of what a killed server saw alone": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/asynchronous.py",
+                'while self.trace and int(self.trace[-1]["round"]) > requests.plan.round:',
+                "while False:",
             ),
         ),
         NOWAIT,

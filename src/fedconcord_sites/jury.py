@@ -84,11 +84,11 @@ class Jury(NamedTuple):
             model: as the tensors of a message.
             form: of a site's figures.
         """
-        half, heard = RemoteServer(self.store, self.store.way.begin(), 0), list[int]()
+        half, senders = RemoteServer(self.store, self.store.way.begin(), 0), list[int]()
 
         def remaining(replies: Mapping[int, Reply]) -> list[int]:
-            heard[:] = sorted(replies)
-            return list(heard)
+            senders[:] = sorted(replies)
+            return list(senders)
 
         pact = self.secure.meet(half, number, PART, sites, remaining)
         if isinstance(pact, str):
@@ -98,4 +98,4 @@ class Jury(NamedTuple):
         covered = self.secure.covered(pact, requests, form)
         replies = half.answers(covered)
         total = self.secure.opened(half, pact, covered, {i: replies[i] for i in remaining(replies)})
-        return total if isinstance(total, str) else (heard, unflat(form, total))
+        return total if isinstance(total, str) else (senders, unflat(form, total))

@@ -101,18 +101,18 @@ class Deployed:
         """What `evaluate` returns or raises where sites' figures are seen in sum alone; None where nobody answered."""
         link = self.link
         sites = [i for i in range(self.roster.n) if link.records[i].left_out is None]
-        heard = jury.ask(link.later(), sites, model, like)
-        if not isinstance(heard, str):
-            ids, total = heard
+        answer = jury.ask(link.later(), sites, model, like)
+        if not isinstance(answer, str):
+            ids, total = answer
             if total.counts.tolist() == self.samples[ids, ::-1].sum(0).tolist():
                 return pooled(self.shell, total)
-            heard = "the sum of the sites' figures is not of their samples"
+            answer = "the sum of the sites' figures is not of their samples"
         there = [i for i in sites if link.records[i].there]
         if there and all(NOT_FINITE in link.why.get(i, "") for i in there):
             return self._nothing()
         if not there:
             return None
-        link.see(Event("void", f"the model was not judged: {heard}"))
+        link.see(Event("void", f"the model was not judged: {answer}"))
         raise UnmeasuredError
 
     def scores(self) -> Scores:

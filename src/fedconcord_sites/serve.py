@@ -31,7 +31,7 @@ from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.support.errors import UserError
 from fedconcord_sites import handshake, private
-from fedconcord_sites.asynchronous import Asynchronous, at_once
+from fedconcord_sites.asynchronous import Asynchronous, Trace, at_once
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.engine import Sites
 from fedconcord_sites.exchange import Exchange, Flow
@@ -146,12 +146,14 @@ def _served(
     inner = model_of(job)
     deployed = Deployed(inner, agreement.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
+    observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
     terms = terms_of(config, [trained for trained, _ in agreement.samples])
     sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
     if terms is not None:
         deployed.jury = _jury(terms, agreement, RemoteStore(link, job.algorithm, problem, ()))
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
-        sums = Asynchronous(link, flow, job.schedule, config.rounds)
+        sums = by_reply = Asynchronous(link, flow, job.schedule, config.rounds)
+        observers.append(Trace(by_reply, folder))
     job = replace(job, problem=problem, engine=Sites(link, sums))
     prepared = prepare_job(job, folder, config.rounds)
     if (note := privacy_note(config, private.GENERATOR)) is not None:
@@ -195,8 +197,7 @@ def _served(
     length = training.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
-    observer = SitesSeen(deployed, agreement, link, folder)
-    training.train(prepared, folder, length, info, on_row, options, clock, [observer])
+    training.train(prepared, folder, length, info, on_row, options, clock, observers)
     return finished(folder)
 
 

@@ -1,5 +1,6 @@
 """Asynchronous rounds at sites that reply in an order that the test dictates, against the simulation's equations."""
 
+import csv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,6 +198,44 @@ def test_a_server_killed_with_orders_in_flight_still_comes_to_the_optimum(
     assert far(held, summed) < 1e-12
     assert float((answer_of(here) - optimum(here)).norm()) < 1e-8
     assert min(site["asked"] - site["missed"] for site in here.said()["sites"]) > 20
+
+
+def mortal(flow: Flow, calls: int) -> Flow:
+    """A flow of a server that dies in one of its calls."""
+    left = iter(range(calls - 1))
+
+    def dies(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes | None]:
+        if next(left, None) is None:
+            raise Killed
+        return flow(messages, wait)
+
+    return dies
+
+
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("afedpd_share", marks=slow)])
+def test_the_trace_is_what_a_run_came_to(name: str, files: Path, tmp_path: Path) -> None:
+    """Also that of a server that was killed, whose orders in flight nobody heard of."""
+    options, clock = OPTIONS[name]
+    local = {**BASE["local"], "lr_decay": 0.9}
+    job = with_(BASE, method=name, algorithm=options, clock=clock, cohort=2, rounds=20, local=local)
+    here, kills = Federation(job, files, tmp_path), 0
+    for seed, calls in enumerate((4, 9, 15, 10**6)):
+        try:
+            served(here, mortal(Dictated(here, seed, lost=0.15, together=0.2), calls), resume=seed > 0)
+        except Killed:
+            kills += 1
+    assert kills == 3
+    with (tmp_path / "run" / "trace.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ends = [End(SITES.index(row["site"]), int(row["version"]), row["fate"] != "lost") for row in rows]
+    server, plans = replayed(job, ends, 2, files / "all.csv")
+    want, got = leaves(server), here.server()
+    assert len(plans) == 20
+    assert max(far(got[name], want[name]) for name in want) < 1e-12
+    stale = [int(row["round"]) - 1 - int(row["version"]) > 2 for row in rows if row["fate"] != "lost"]
+    assert stale == [row["fate"] == "stale" for row in rows if row["fate"] != "lost"]
+    assert [int(row["round"]) for row in rows] == sorted(int(row["round"]) for row in rows)
+    assert all(float(row["seconds"]) >= 0 and row["sent"].endswith("+00:00") for row in rows)
 
 
 @pytest.mark.parametrize(("updates", "near"), [(60, 1.0), pytest.param(900, 1e-8, marks=slow)])

@@ -36,7 +36,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # weigh: 100 lines
     # rounds without waiting: 130 lines of the server's half, 45 of a link whose answers come one by one
     # figures of an evaluation in a secure sum: 110 lines of both ends, 95 of its terms, numbers, gate and remarks
-    "fedconcord_sites": Wing(3985, 2800),
+    # what became of each order without rounds, from which the simulation comes to the same model: 50 lines
+    "fedconcord_sites": Wing(4035, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did
     "fedconcord_flower": Wing(2240, 1600),
