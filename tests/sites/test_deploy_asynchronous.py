@@ -1,7 +1,7 @@
 """Asynchronous rounds at sites that reply in an order that the test dictates, against the simulation's equations."""
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from test_deploy_core import (
 )
 
 from fedconcord.execution.engines import Serial, run_round
-from fedconcord.execution.job import start
+from fedconcord.execution.job import checkpoint, start
 from fedconcord.execution.messages import codec
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Plan, weights
@@ -213,17 +213,28 @@ def mortal(flow: Flow, calls: int) -> Flow:
 
 
 @pytest.mark.parametrize("name", ["scaffold", pytest.param("afedpd_share", marks=slow)])
-def test_the_trace_is_what_a_run_came_to(name: str, files: Path, tmp_path: Path) -> None:
-    """Also that of a server that was killed, whose orders in flight nobody heard of."""
+def test_the_trace_is_what_a_run_came_to(
+    name: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of a server that was killed, once between trace and checkpoint; nobody heard of orders in flight."""
     options, clock = OPTIONS[name]
     local = {**BASE["local"], "lr_decay": 0.9}
     job = with_(BASE, method=name, algorithm=options, clock=clock, cohort=2, rounds=20, local=local)
     here, kills = Federation(job, files, tmp_path), 0
     for seed, calls in enumerate((4, 9, 15, 10**6)):
-        try:
-            served(here, mortal(Dictated(here, seed, lost=0.15, together=0.2), calls), resume=seed > 0)
-        except Killed:
-            kills += 1
+        saves, save = iter(range(2 if seed == 1 else 99)), checkpoint.save
+
+        def fails(*args: Any, saves: Iterator[int] = saves, save: Callable[..., None] = save) -> None:
+            if next(saves, None) is None:
+                raise Killed
+            save(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "save", fails)
+            try:
+                served(here, mortal(Dictated(here, seed, lost=0.15, together=0.2), calls), resume=seed > 0)
+            except Killed:
+                kills += 1
     assert kills == 3
     with (tmp_path / "run" / "trace.csv").open() as file:
         rows = list(csv.DictReader(file))
