@@ -76,11 +76,15 @@ def check_form(form: Form, of: SiteFile | Form, agreement: Agreement | None) -> 
             raise FrameError(f"{name} {str(getattr(form, name))[:80]}, where the site's samples have another")
 
 
-def check_orders(frame: Frame, schedule: Schedule, algorithm: Algorithm, samples: int, roster: Roster | None) -> None:
+def check_orders(
+    frame: Frame, schedule: Schedule, algorithm: Algorithm, samples: int, roster: Roster | None, drawn_of: int | None
+) -> None:
     """Refuse orders of a round that are not what the site's own job has for it.
 
     Args:
         roster: of all sites, where they weigh each other.
+        drawn_of: number of sites, where what the site spends counts on being in no round but those that it is drawn
+            for.
 
     Raises:
         FrameError: what differs, and both values.
@@ -91,6 +95,11 @@ def check_orders(frame: Frame, schedule: Schedule, algorithm: Algorithm, samples
         theirs = Orders(**fields)
         if not 0 <= theirs.round <= frame.round:
             raise FrameError(f"orders of round {theirs.round} in a message of round {frame.round}")
+        if drawn_of is not None:
+            sizes = np.ones(drawn_of)
+            ids = schedule.sampler.draw(schedule.seed, theirs.round, schedule.cohort, sizes, np.zeros_like).ids
+            if frame.client not in ids:
+                raise FrameError(f"its own job draws others for round {theirs.round}, and each round spends privacy")
         mine = schedule.orders(algorithm, theirs.round, frame.client, samples)
         for name in ("id", "steps", "lr", "seed", "late", "waited"):
             if getattr(theirs, name) != getattr(mine, name):

@@ -322,7 +322,9 @@ class Site:
         opened.client.shelf.read()  # what is wrong with it is the site's
         schedule = opened.job.schedule
         assert isinstance(schedule, Schedule)
-        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]), opened.roster)
+        is_counted = opened.budget is not None and opened.budget.spending.most is not None
+        drawn_of = opened.job.problem.roster.n if is_counted else None
+        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]), opened.roster, drawn_of)
         self.gate.afford(frame.method, opened.budget, frame.round + 1)
         ask_path = self.folder / opened.run / "asked.frame"
         if frame.kind == "train" and opened.client.forgets(frame.round) and ask_path.exists():

@@ -33,6 +33,7 @@ from fedconcord.method.step.noise import _of_samples
 from fedconcord.method.step.solver import ORACLES, Solver
 from fedconcord.method.wrappers.samples import with_sample_privacy
 from fedconcord.method.wrappers.terms import ntd, with_term
+from fedconcord.study.settings.job import build
 from fedconcord.study.settings.privacy import budget_of
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.settings import Config
@@ -273,6 +274,31 @@ def test_every_local_step_spends(local: dict[str, Any], method: str, steps: int)
     assert epsilon == pytest.approx(by_loss.compose(event, 3 * steps).get_epsilon(1e-5), rel=1e-3)
     renyi = by_renyi.compose(event, 3 * steps).get_epsilon(1e-5)
     assert 0.6 * renyi < epsilon < renyi
+
+
+@pytest.mark.parametrize("unit", [{}, {"privacy.unit": "client", "local.batch_size": 20}])
+@pytest.mark.parametrize("sampling", ["uniform", "cyclic", "bernoulli", "with_size"])
+def test_rounds_count_for_who_is_in_them(sampling: str, unit: dict[str, Any]) -> None:
+    """As often as the client that is drawn most, where all draws are known before the run."""
+    if sampling == "with_size":
+        more: dict[str, Any] = {"sampling": "uniform", "availability": "coins(0.9,1)"}
+    else:
+        more = {"sampling": sampling}
+    config = config_of(clients=12, cohort=3, rounds=20, **more, **unit)
+    budget, one = budget_of(config), build(config)
+    assert budget is not None
+    counts, state, most = np.zeros(12), start(one), [0]
+    for t in range(20):
+        ids = plan_of(one, state._replace(round=t)).ids
+        counts[ids] += 1
+        most.append(int(counts.max()))
+    is_known = sampling in ("uniform", "cyclic")
+    assert budget.spending.most == (tuple(most) if is_known else None)
+    assert most[-1] < 20
+    whole = budget.spending._replace(most=None)
+    for t in (1, 7, 20):
+        assert budget.spending.epsilon(t) == whole.epsilon(most[t] if is_known else t)
+    assert (f"a client is in {most[-1]} of 20 rounds at most" in budget.said) == is_known
 
 
 def test_a_run_says_what_it_spends_and_of_what(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from test_deploy_core import Federation, Killed, far, leaves, simulated, text, w
 
 from fedconcord.execution.job.accountant import KEYED
 from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame
 from fedconcord.method.contract import rng
 from fedconcord.method.contract.rng import SYSTEM, Chance, uniform
 from fedconcord.study.settings.privacy import budget_of, privacy_note
@@ -278,6 +279,27 @@ def test_a_site_gives_no_second_noise_whatever_it_is_asked(tables: Path, tmp_pat
         refused = codec.read(here.site("a").answer(data))
         assert refused.kind == "refused"
         assert why in refused.fields["why"]
+
+
+@pytest.mark.parametrize("change", [{"privacy": {"kind": "local"}}, {"sampling": "cyclic"}, {"sampling": "bernoulli"}])
+def test_a_site_is_in_no_round_that_it_is_not_drawn_for(change: Any, tables: Path, tmp_path: Path) -> None:
+    """What it spends counts on that, where its own job says who is drawn."""
+    here, orders = Private(with_(JOB, cohort=2, rounds=8, **change), tables, tmp_path), dict[int, Frame]()
+
+    def kept(messages: Bytes, wait: float) -> Bytes:
+        frame = codec.read(messages.get("a", next(iter(messages.values()))))
+        if "a" in messages and frame.kind == "orders":
+            orders[frame.round] = frame
+        return here.exchange(messages, wait)
+
+    here.run(kept)
+    others = sorted({*range(8)} - {*orders})
+    late = [t for t in others if t > max(orders)] or others[:1]
+    first = orders[max(orders)]
+    fields = {**first.fields, "orders": {**first.fields["orders"], "round": late[0]}, "counted": None}
+    answer = codec.read(here.site("a").answer(codec.write(first._replace(round=late[0], fields=fields))))
+    why = f"its own job draws others for round {late[0]}, and each round spends privacy"
+    assert (answer.fields.get("why") == why) == (change.get("sampling") != "bernoulli")
 
 
 SECURE = {"clip": 1.0, "bits": 24}

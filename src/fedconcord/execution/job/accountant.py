@@ -4,14 +4,15 @@ The unit is a client or a sample. Of a client: two runs are neighbours if they d
 are there in one and count as zeros in the other; that there are N clients, and who was asked in a round where that is
 no secret coin, is public.
     central, sampling poisson: a Gaussian mechanism subsampled with q = S/N (amplification by sampling);
-    central, any other sampling: a Gaussian mechanism in which every client takes part in every round. No amplification
-        is claimed: for S of N without replacement the bounds are of another kind of neighbours, with twice the
+    central, any other sampling: a Gaussian mechanism in the rounds that the client is drawn for. No amplification is
+        claimed: for S of N without replacement the bounds are of another kind of neighbours, with twice the
         sensitivity, and for cyclic or available-only clients there is none.
-    local: whoever sees the messages sees who sent them, and two messages of one client may lie 2 C apart: z/2, every
-        round.
+    local: whoever sees the messages sees who sent them, and two messages of one client may lie 2 C apart: z/2, in the
+        same rounds.
 Of a sample: neighbours differ in one sample of one client, whose gradients count as zeros in one of them. Every local
-step is a Gaussian mechanism subsampled with q, the chance of a sample to be in it, and every client is taken to be in
-every round, with as many steps as any client has in any.
+step is a Gaussian mechanism subsampled with q, the chance of a sample to be in it, with as many steps in a round as any
+client has in any.
+Rounds are those of the client that is drawn for most, where the draws are known before the run, and else all.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
 which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no
 more than a Gaussian whose variance is smaller by `LOST` (`method.contract.grid`).
@@ -38,14 +39,16 @@ class Spending(NamedTuple):
     chance: float  # that a client is in a round, or a sample in a step, by a secret coin; 1 claims nothing
     delta: float
     steps: int = 1  # of a round, each of which spends
+    most: tuple[int, ...] | None = None  # [t] of the first t rounds that any one client is in; None: all
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds spend; 0 before the first.
+        """What so many rounds spend, of no more than `most` has; 0 before the first.
 
         Raises:
             UserError: dp-accounting is not installed.
         """
-        return _epsilon(self.noise, self.chance, self.delta, rounds * self.steps) if rounds > 0 else 0.0
+        times = self.steps * (rounds if self.most is None else self.most[rounds])
+        return _epsilon(self.noise, self.chance, self.delta, times) if times > 0 else 0.0
 
     def rounds(self, limit: float, most: int) -> int:
         """How many rounds of `most` spend no more than the limit."""

@@ -7,7 +7,7 @@ A draw costs O(S) time and memory, O(S log N) by size: nothing here may run over
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -225,6 +225,21 @@ def drawn_by(sampler: Sampler, seed: int, round: int, cohort: int, sizes: np.nda
             f"to {n - 1} in order, int64, and as many times, expected and inclusion"
         )
     return cohort_drawn
+
+
+@lru_cache(maxsize=64)
+def most_rounds(sampling: Identity, seed: int, cohort: int, n: int, rounds: int) -> tuple[int, ...] | None:
+    """[rounds + 1] how many of the first t rounds the client is in that is in most of them; None for samplings that go
+    by more than the number of clients, or by coins that nobody knows beforehand."""
+    sampler = next((one for one in (uniform(), cyclic()) if one.identity == sampling), None)
+    if sampler is None:
+        return None
+    counts, most = np.zeros(n, np.int64), [0]
+    for t in range(rounds):
+        ids = sampler.draw(seed, t, cohort, np.broadcast_to(1.0, n), np.zeros_like).ids
+        counts[ids] += 1
+        most.append(max(most[-1], int(counts[ids].max())))
+    return tuple(most)
 
 
 def check(cohort: int, n: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedconcord.execution.job import accountant
 from fedconcord.execution.job.accountant import KEYED, Budget
 from fedconcord.federation.objectives.judging import supervised
-from fedconcord.federation.participation.sampling import Sampler
+from fedconcord.federation.participation.sampling import Sampler, most_rounds
 from fedconcord.federation.participation.work import Coins, epoch_steps
 from fedconcord.method.contract import Algorithm, Problem
 from fedconcord.method.contract.grid import too_little
@@ -47,10 +47,11 @@ def calibrated(config: Config) -> Config:
             "--dp-noise"
         )
     _refuse(config)
-    coin, steps = _coin(config), _steps(config)
+    coin, steps, most = _coin(config), _steps(config), _most(config)
     if privacy.noise is None:
         assert privacy.epsilon is not None
-        noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, coin, config.rounds * steps)
+        times = steps * (config.rounds if most is None else most[-1])
+        noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, coin, times)
         privacy = privacy.model_copy(update={"noise": noise})
     elif (reason := too_little(privacy.noise)) is not None:
         raise UserError(reason)
@@ -171,6 +172,14 @@ def _steps(config: Config) -> int:
     return int(most_work(work or 1, config.clients)) * (epoch_steps(1, coins) if local.steps is None else 1)
 
 
+def _most(config: Config) -> tuple[int, ...] | None:
+    """[rounds + 1] rounds that a client is in at most, of the first t, where they are counted; None: all."""
+    if config.availability is not None or config.late == "keep":  # of which the draws are not those of all clients
+        return None
+    sampling = part("sampling", config.sampling).identity
+    return most_rounds(sampling, config.seed, config.cohort, config.clients, config.rounds)
+
+
 def _coin(config: Config) -> float | None:
     coins = batch_of(config.local.batch_size)
     if config.privacy.unit == "sample" and isinstance(coins, Coins):
@@ -185,7 +194,7 @@ def budget_of(config: Config) -> Budget | None:
     if privacy.clip is None or not privacy.noise:
         return None
     coin = _coin(config)
-    steps, unit = _steps(config), privacy.unit
+    steps, unit, most = _steps(config), privacy.unit, _most(config)
     if unit == "sample":
         many = f"{steps} local steps a round" if steps > 1 else "one local step a round"
         sampled = f"noise in every local step, {many} at most, each sample in each with probability {coin:.4g}"
@@ -195,8 +204,10 @@ def budget_of(config: Config) -> Budget | None:
         sampled = f"noise on the sum, no amplification claimed for sampling {config.sampling}; poisson has one"
     else:
         sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
+    if most is not None and most[-1] < config.rounds:
+        sampled += f"; a client is in {most[-1]} of {config.rounds} rounds at most"
     description = f"{_bounded(config)}, {sampled}"
-    spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)._replace(steps=steps)
+    spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)._replace(steps=steps, most=most)
     return Budget(spending, privacy.epsilon, config.rounds, description, unit=unit)
 
 
