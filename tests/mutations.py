@@ -534,6 +534,14 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("tests/federation/test_clients.py", "-k", "diverged"),
     ),
+    "predictions of tokens: padding has a row": Mutation(
+        (Edit("interface/trained/predict.py", 'card.get("pad") is None', "True"),),
+        ("tests/interface/test_token_models.py", "-k", "predict_answers"),
+    ),
+    "a causal model below another head sees tokens ahead": Mutation(
+        (Edit("federation/transformers.py", "not (config.is_encoder_decoder or _looks_ahead(body))", "False"),),
+        ("tests/federation/test_transformers.py", "-k", "causal"),
+    ),
     "tokens: every client's samples count alike": Mutation(
         (
             Edit(

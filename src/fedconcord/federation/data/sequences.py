@@ -11,8 +11,10 @@ from fedconcord.federation.data.dataset import IGNORED, Target
 from fedconcord.federation.data.labels import Targets
 from fedconcord.support.errors import UserError
 
+PAD = 0  # the token that fills rows up, where nobody says another
 
-def next_tokens(tokens: np.ndarray, pad: int = 0) -> np.ndarray:
+
+def next_tokens(tokens: np.ndarray, pad: int = PAD) -> np.ndarray:
     """Targets [n, L] int64 of rows of tokens [n, L]: the token after each, `IGNORED` where either is padding."""
     targets = np.full(tokens.shape, IGNORED, np.int64)
     before, after = tokens[:, :-1], tokens[:, 1:]
@@ -21,7 +23,7 @@ def next_tokens(tokens: np.ndarray, pad: int = 0) -> np.ndarray:
 
 
 def with_next(arrays: Mapping[str, Any], label: str, kind: Target | None) -> Mapping[str, Any]:
-    """The arrays, and where tokens are to be learnt and have no targets, those of `next_tokens`; 0 is padding."""
+    """The arrays, and where tokens are to be learnt and have no targets, those of `next_tokens`."""
     pairs = {"x": label, "test_x": "test_y"} if kind == "tokens" else {}
     rows = {y: np.asarray(arrays[x]) for x, y in pairs.items() if x in arrays and y not in arrays}
     return {**arrays, **{y: next_tokens(x) for y, x in rows.items() if _are_rows(x)}}
