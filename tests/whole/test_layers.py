@@ -201,7 +201,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # low-rank factors of different ranks, each client sent its own rows and columns: 165; steps with noise: 395
     # asynchronous rounds over messages: 30 of which orders carry which model, and of updates whose order is not drawn
     # gone: fields by their former names, 100; modules by their former paths, 101
-    assert sum(sizes().values()) <= 46_256
+    # predictions of tokens, causal models of a folder: 53
+    assert sum(sizes().values()) <= 46_309
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
