@@ -20,6 +20,7 @@ from fedconcord_sites.form import Form
 
 SITES = 10_000  # of a deployment
 ROUND = 2**40
+WORDS = 2**20  # of a vocabulary
 NUMBERS = 2**31  # of all zeros that stand for samples
 
 
@@ -40,8 +41,9 @@ def check(frame: Frame) -> None:
     if "form" in frame.fields:
         form = Form(**frame.fields["form"])
         outputs, shape = whole(form.outputs), [whole(one) for one in form.shape]
-        if not 0 < outputs <= MOST:
-            raise FrameError(f"outputs {outputs} is none of 1 to {MOST}")
+        most = WORDS if form.target == "tokens" else MOST
+        if not 0 < outputs <= most:
+            raise FrameError(f"outputs {outputs} is none of 1 to {most}")
         if len(shape) > 8 or whole(frame.fields["clients"]) * math.prod(shape) > NUMBERS:
             raise FrameError(f"samples of shape {shape[:8]} are more numbers than a site takes")
 
@@ -70,7 +72,8 @@ def check_form(form: Form, of: SiteFile | Form, agreement: Agreement | None) -> 
         assert agreement is not None
         unit = None if agreement.unit is None else [list(part) for part in agreement.unit]
         shape = list(of.shape) if of.source is None else [width(agreement.columns)]
-        mine = Form(shape, of.inputs, agreement.target, len(agreement.names), agreement.names, unit, None)
+        names = None if agreement.target == "tokens" else agreement.names
+        mine = Form(shape, of.inputs, agreement.target, len(agreement.names), names, unit, None)
     for name in ("shape", "inputs", "target", "outputs", "names", "unit"):
         if getattr(form, name) != getattr(mine, name):
             raise FrameError(f"{name} {str(getattr(form, name))[:80]}, where the site's samples have another")

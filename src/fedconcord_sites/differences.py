@@ -34,6 +34,7 @@ class Ready(NamedTuple):
 
     facts: dict[str, str]  # `form.facts`
     samples: list[int]  # trained on and tested on
+    counts: list[int] | None  # how much they count, where it is their tokens
 
 
 def read_ready(site: str, frame: Frame) -> Ready:
@@ -44,7 +45,10 @@ def read_ready(site: str, frame: Frame) -> Ready:
     """
     try:
         trained, tested = (codec.whole(count) for count in frame.fields["samples"])
-        return Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested])
+        counts = None if frame.fields.get("counts") is None else [codec.whole(one) for one in frame.fields["counts"]]
+        if counts is not None and (len(counts) != 2 or counts[0] < 1):
+            raise ValueError(f"tokens {counts} to train and to test on")
+        return Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested], counts)
     except (KeyError, TypeError, ValueError, AttributeError) as broken:
         raise _useless(site, broken) from broken
 
@@ -78,10 +82,12 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
         shape = [codec.whole(one) for one in data["shape"]]
         kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
         rows = codec.whole(data["rows"])
-        return {
-            **answer,
-            "data": {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels},
+        tokens = data.get("tokens") and {
+            key: None if data["tokens"][key] is None else codec.whole(data["tokens"][key])
+            for key in ("classes", "largest", "pad")
         }
+        about = {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels, "tokens": tokens}
+        return {**answer, "data": about}
     except (KeyError, TypeError, ValueError, AttributeError) as broken:
         raise _useless(site, broken) from broken
 

@@ -64,9 +64,10 @@ class Form(NamedTuple):
     inputs: Literal["numbers", "bytes", "symbols"]
     target: Target
     outputs: int
-    names: list[str] | None  # of the outputs
+    names: list[str] | None  # of the outputs; a vocabulary's are its numbers
     unit: list[list[float]] | None  # mean and scale of targets that are numbers
     preprocessing: dict[str, Any] | None
+    token: int | None = None  # the largest that has a class, where each token has: it stands for all of them
 
 
 def source_of(settings: str) -> Source:
@@ -108,8 +109,6 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     Raises:
         UserError: the settings are wrong, or the job cannot be deployed.
     """
-    if form.target == "tokens":
-        raise UserError("sites send sums over samples, and these data have a class for each token; run a simulation")
     text, objects = named("data", _zeros(form, clients))
     values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
     values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}
@@ -179,6 +178,11 @@ def _check_secure(config: Config, job: Job) -> None:
     """
     if config.secure.clip is None:
         return
+    if model_of(job).loss_of.counts is not None and job.algorithm.weights != "uniform":
+        raise UserError(
+            "secure sums weigh sites by their training samples, and here they count with their tokens; use "
+            "objective=clients, or loss token_cross_entropy(per=sequence)"
+        )
     if config.clock is not None:
         raise UserError("secure sums are of sites that reply in one round; leave secure.clip out, or clock")
     why = unsummable(job.algorithm)
@@ -246,12 +250,14 @@ def _zeros(form: Form, clients: int) -> Dataset:
     if form.target == "class":
         y, test_y = np.zeros(clients, np.int64), np.arange(form.outputs)
         few = form.outputs
+    if form.target == "tokens":
+        y, test_y = np.zeros((clients, *form.shape), np.int64), np.zeros((few, *form.shape), np.int64)
     unit = None if form.unit is None else (form.unit[0], form.unit[1])
     return Dataset(
         "sites",
-        np.zeros((clients, *form.shape), kind),
+        np.full((clients, *form.shape), form.token or 0, kind),
         y,
-        np.zeros((few, *form.shape), kind),
+        np.full((few, *form.shape), form.token or 0, kind),
         test_y,
         form.outputs,
         natural=[np.array([i]) for i in range(clients)],

@@ -30,13 +30,22 @@ class Deployed:
     Args:
         shell: the model, the loss and the metrics.
         samples: [N, 2] trained on and tested on, at each site.
+        counts: [N, 2] how much they count, where it is their tokens.
     """
 
-    def __init__(self, shell: Supervised, samples: Sequence[Sequence[int]], link: SiteLink) -> None:
+    def __init__(
+        self,
+        shell: Supervised,
+        samples: Sequence[Sequence[int]],
+        link: SiteLink,
+        counts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.shell, self.link = shell, link
         self.samples = np.array(samples, np.int64)
+        self.counts = self.samples if counts is None else np.array(counts, np.int64)
         offsets = np.concatenate([[0], np.cumsum(self.samples[:, 0])]).astype(np.int64)
-        self.objective, self.roster = _nowhere(shell.objective, offsets), roster_of(offsets)
+        self.objective = _nowhere(shell.objective, offsets)
+        self.roster = roster_of(offsets, self.counts[:, 0].astype(np.float64))
         self.evaluator = self
         self.last: dict[int, Figures] = {}  # of the last evaluation, by site
 
@@ -66,8 +75,8 @@ class Deployed:
             for i, frame in self.link.frames("judge", "judged", none, model).items():
                 try:
                     one: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
-                    if one.counts.tolist() != self.samples[i, ::-1].tolist():
-                        raise FrameError("figures of another number of samples")
+                    if one.counts.tolist() != self.counts[i, ::-1].tolist():
+                        raise FrameError("figures of another number of samples or tokens")
                 except FrameError as wrong:
                     self.link.refuse(i, str(wrong), "judge")
                 else:

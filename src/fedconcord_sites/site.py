@@ -38,6 +38,7 @@ from fedconcord.federation.data.federated import Agreement, Means, Samples, Site
 from fedconcord.federation.data.preprocess import mean_of, read_columns
 from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.federation.objectives.fits import check_samples
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Objective, Roster, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
@@ -50,7 +51,7 @@ from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private, weighing
 from fedconcord_sites.form import Form, facts, input_settings, is_secure, model_of, shell, source_of, terms_of
 from fedconcord_sites.gate import Gate
-from fedconcord_sites.judging import figures
+from fedconcord_sites.judging import count, figures
 from fedconcord_sites.ledger import NAME, Ledger
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.private import Once
@@ -267,6 +268,9 @@ class Site:
         train = inner.tensors(mine.train_x, mine.train_y, scale)
         test = inner.tensors(mine.test_x, mine.test_y, scale)
         problem = inner.holding(*train)
+        if inner.target == "tokens":
+            of = problem.judged._replace(offsets=np.array([0] * (frame.client + 1) + [len(train[1])]))
+            check_samples(of, inner.target, inner.classes, inner.pad)
         objective: Objective = problem.objective
         if isinstance(job.problem, Regularised):
             objective = Regularised(problem, job.problem.regulariser).objective
@@ -276,6 +280,8 @@ class Site:
         member = None if roster is None else self._member(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
+        if inner.loss_of.counts is not None:
+            about["counts"] = [count(inner, targets) for _, targets in (train, test)]
         protection = job.algorithm.facts.protection
         once, is_local = None, protection is not None and protection.kind == "local"
         if is_local or job.algorithm.step.noise is not None:
@@ -364,14 +370,11 @@ def form_of(dataset: Dataset) -> Form:
         kind = "bytes" if dataset.train_x.dtype == np.uint8 else "symbols"
     unit = None if dataset.unit is None else [list(part) for part in dataset.unit]
     preprocessing = None if dataset.preprocessing is None else dict(dataset.preprocessing)
+    token = None
+    if dataset.target == "tokens":
+        token = federated.described(dataset.train_x, dataset.train_y, None)["largest"]
     return Form(
-        list(dataset.shape),
-        kind,
-        dataset.target,
-        dataset.classes,
-        dataset.output_names,
-        unit,
-        preprocessing,
+        list(dataset.shape), kind, dataset.target, dataset.classes, dataset.output_names, unit, preprocessing, token
     )
 
 

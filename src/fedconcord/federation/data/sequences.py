@@ -11,6 +11,7 @@ from fedconcord.federation.data.dataset import IGNORED, Target
 from fedconcord.federation.data.labels import Targets
 from fedconcord.support.errors import UserError
 
+GUESS = "rows as long as the samples, taken as a class a token; --target-kind says otherwise"
 PAD = 0  # the token that fills rows up, where nobody says another
 
 
@@ -62,5 +63,5 @@ def token_targets(
         raise UserError(f"{where}: {y} has the class {wrong[0]}; write 0, 1, ..., and {IGNORED} where there is none")
     every = [targets, *([np.asarray(arrays["test_y"])] if "test_y" in arrays else [])]
     names = [str(k) for k in range(classes or max(2, *(int(one.max(initial=0)) + 1 for one in every)))]
-    note = None if kind else f"{y}: rows as long as the samples, taken as a class a token; --target-kind says otherwise"
+    note = None if kind else f"{y}: {GUESS}"
     return Targets("tokens", targets.astype(np.int64), names, note)

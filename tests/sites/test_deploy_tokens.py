@@ -1,0 +1,188 @@
+"""Sites whose samples are rows of tokens with a class for each: what serial computes on all of them, what is said."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_deploy_core import Federation, far, leaves, same, simulated, with_
+
+from fedconcord.execution.job import advance, start
+from fedconcord.federation.data.dataset import IGNORED
+from fedconcord.federation.data.inputs import held_out
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import imports
+from fedconcord.support.errors import UserError
+from fedconcord_sites.serve import check
+from fedconcord_sites.site import Site
+
+SITES = ["ana", "bo", "cy"]
+MODULE = """
+import numpy as np
+import torch
+from torch import nn
+import fedconcord
+
+class Reads(nn.Module):
+    pad = 0
+    def __init__(self, shape, classes, width=4):
+        super().__init__()
+        self.letters, self.last = nn.Embedding(20, width), nn.Linear(width, classes)
+    def forward(self, x):
+        return self.last(self.letters(x).cumsum(1).tanh())
+
+def named(folder, seed):
+    draw = np.random.default_rng(7)
+    x = draw.integers(1, 20, (40, 12))
+    x[::3, 5:] = 0
+    y = np.where(x > 0, x % 3, -100)
+    return fedconcord.Dataset("named", x, y, x[:9], y[:9], 3, target="tokens")
+"""
+JOB: dict[str, Any] = {
+    "method": "scaffold",
+    "model": "tokenmodule:Reads",
+    "rounds": 3,
+    "cohort": 2,
+    "seed": 3,
+    "objective": "samples",
+    "local": {"lr": 0.05, "batch_size": 4, "steps": 3},
+    "engine": {"dtype": "float64"},
+    "input": {"target": "tokens"},
+}
+
+
+def site_of(here: Federation, name: str) -> Site:
+    if name not in here.sites:
+        here.sites[name] = Site(here.jobs[name], here.files / f"{name}.npz", here.folder / "sites" / name, name)
+    return here.sites[name]
+
+
+class Texts(Federation):
+    """Sites with an .npz each."""
+
+    def site(self, name: str) -> Site:
+        return site_of(self, name)
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows of unequal lengths, of longer texts at later sites, some tokens without a class; and all.npz of them all."""
+    (tmp_path / "tokenmodule.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tokenmodule", raising=False)
+    imports.trust("tokenmodule:Reads, tokenmodule:named")
+    draw, every = np.random.default_rng(1), []
+    for k, name in enumerate(SITES):
+        n = (13, 9, 17)[k]
+        x = np.zeros((n, 12), np.int64)
+        for row, length in zip(x, draw.integers(2 + k, 6 + 3 * k, n), strict=True):
+            row[:length] = draw.integers(1, 20 - k, length)
+        y = np.where((x > 0) & (draw.random(x.shape) < 0.7), (x + x.cumsum(1)) % (2 + k), IGNORED)
+        y[:, 0] = x[:, 0] % 2
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+        every.append((x, y, np.full(n, name)))
+    x, y, site = (np.concatenate(part) for part in zip(*every, strict=True))
+    np.savez(tmp_path / "all.npz", x=x, y=y, site=site)
+    return tmp_path
+
+
+def without_targets(texts: Path) -> None:
+    for name in (*SITES, "all"):
+        arrays = dict(np.load(texts / f"{name}.npz"))
+        del arrays["y"]
+        np.savez(texts / f"{name}.npz", **arrays)
+
+
+def said_of(texts: Path, changes: Mapping[str, Any]) -> Texts:
+    here = Texts(with_(JOB, **changes), texts, texts, SITES)
+    here.serve()
+    return here
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"objective": "clients", "method": "afedpd"},
+        {"loss": "token_cross_entropy(per=sequence)", "cohort": 3},
+        {"method": "fedsgd", "algorithm": {"weights": "size"}, "local": {"batch_size": "full"}, "cohort": 3},
+    ],
+    ids=["tokens", "clients", "sequences", "full gradients"],
+)
+def test_sites_compute_what_serial_computes_on_all_tokens(changes: Mapping[str, Any], texts: Path) -> None:
+    here = said_of(texts, changes)
+    state, rows = simulated(with_(JOB, **changes), texts / "all.npz")
+    same(here, state, rows)
+    assert {"test_token_accuracy", "test_perplexity", "test_loss", "train_loss"} <= {*rows[-1]}
+
+
+def test_next_tokens_need_no_targets_at_sites(texts: Path) -> None:
+    without_targets(texts)
+    here = said_of(texts, {})
+    same(here, *simulated(JOB, texts / "all.npz"))
+    assert here.said()["sites_sent_first"][1] == "its largest class of a token and the largest token that has one"
+
+
+def test_a_site_s_figures_are_of_its_own_tokens(texts: Path) -> None:
+    here = said_of(texts, {"cohort": 3})
+    [loss] = [float(row["test_loss"]) for row in here.metrics()[-1:]]
+    rows = (texts / "run" / "clients.csv").read_text().splitlines()
+    names = rows[0].split(",")
+    table = [dict(zip(names, row.split(","), strict=True)) for row in rows[1:]]
+    assert [row["name"] for row in table] == SITES
+    tested = []
+    for k, name in enumerate(SITES):
+        y = np.load(texts / f"{name}.npz")["y"]
+        tested.append(int((y[held_out(k, len(y), 0.2)] != IGNORED).sum()))
+    assert loss == pytest.approx(np.average([float(row["loss"]) for row in table], weights=tested), rel=1e-12)
+    assert len({*tested}) == 3
+
+
+def test_data_by_name_may_be_tokens(texts: Path) -> None:
+    job = with_(JOB, data="tokenmodule:named", partition="iid", objective="paper", cohort=3)
+    del job["input"]
+    here = Texts(job, texts, texts, SITES)
+    here.site = lambda name: Site(here.job, Path(), texts / "sites" / name, name)  # type: ignore[method-assign]
+    assert check(here.job, SITES, here.exchange, 1.0) == []
+    here.serve()
+    here_too = with_(job, clients=3, validation="none", engine={"name": "serial"})
+    simulation = build(resolve_run(from_nested(here_too, "here")))
+    state = start(simulation)
+    for _ in range(3):
+        state = advance(simulation, state)
+    want, got = leaves(state.server), here.server()
+    assert max(far(got[name], want[name]) for name in want) < 1e-12
+
+
+def changed(texts: Path, name: str, **arrays: Any) -> None:
+    np.savez(texts / f"{name}.npz", **{**dict(np.load(texts / f"{name}.npz")), **arrays})
+
+
+def test_files_that_do_not_fit_are_one_sentence(texts: Path) -> None:
+    x, y = (np.load(texts / "bo.npz")[key] for key in "xy")
+    cases = [
+        ({"x": x[:, :9], "y": y[:, :9]}, "the samples differ from site ana's: [9] there, [12] at ana; give both"),
+        ({"y": np.full(y.shape, IGNORED)}, "has no token with a class among those of its train samples"),
+        ({"y": np.where(x == 0, 1, y)}, "has the label 1, where its sample is filled up (token 0); write -100 there"),
+    ]
+    for k, (arrays, sentence) in enumerate(cases):
+        changed(texts, "bo", **{"x": x, "y": y, **arrays})
+        here = Texts(JOB, texts, texts / str(k), SITES)
+        with pytest.raises(UserError) as error:
+            here.serve()
+        assert sentence in str(error.value)
+    changed(texts, "bo", x=x, y=y)
+    arrays = dict(np.load(texts / "cy.npz"))
+    np.savez(texts / "cy.npz", x=arrays["x"])
+    with pytest.raises(UserError, match=r"the targets differ from site ana's: .*the next tokens, 0 of them padding"):
+        Texts(JOB, texts, texts / "next", SITES).serve()
+
+
+def test_what_tokens_cannot_have_at_sites_is_one_sentence(texts: Path) -> None:
+    here = Texts(with_(JOB, secure={"clip": 1.0}, cohort=3), texts, texts, SITES)
+    with pytest.raises(UserError, match=r"here they count with their tokens; use objective=clients, or"):
+        here.serve()
