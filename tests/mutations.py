@@ -534,6 +534,10 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("tests/federation/test_clients.py", "-k", "diverged"),
     ),
+    "sites weigh with their samples where they count with their tokens": Mutation(
+        (Edit("../fedconcord_sites/problem.py", "self.counts[:, 0].astype", "self.samples[:, 0].astype"),),
+        ("tests/sites/test_deploy_tokens.py", "-k", "serial and gradients"),
+    ),
     "predictions of tokens: padding has a row": Mutation(
         (Edit("interface/trained/predict.py", 'card.get("pad") is None', "True"),),
         ("tests/interface/test_token_models.py", "-k", "predict_answers"),

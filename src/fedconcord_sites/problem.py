@@ -76,7 +76,7 @@ class Deployed:
                 try:
                     one: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
                     if one.counts.tolist() != self.counts[i, ::-1].tolist():
-                        raise FrameError("figures of another number of samples or tokens")
+                        raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
                     self.link.refuse(i, str(wrong), "judge")
                 else:

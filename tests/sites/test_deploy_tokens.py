@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_deploy_core import Federation, far, leaves, same, simulated, with_
+from test_deploy_core import Federation, far, leaves, same, simulated, text, with_
 
 from fedconcord.execution.job import advance, start
 from fedconcord.federation.data.dataset import IGNORED
@@ -17,8 +17,9 @@ from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import imports
 from fedconcord.support.errors import UserError
-from fedconcord_sites.serve import check
+from fedconcord_sites.serve import check, serve
 from fedconcord_sites.site import Site
+from pages import command
 
 SITES = ["ana", "bo", "cy"]
 MODULE = """
@@ -186,3 +187,12 @@ def test_what_tokens_cannot_have_at_sites_is_one_sentence(texts: Path) -> None:
     here = Texts(with_(JOB, secure={"clip": 1.0}, cohort=3), texts, texts, SITES)
     with pytest.raises(UserError, match=r"here they count with their tokens; use objective=clients, or"):
         here.serve()
+    with pytest.raises(UserError, match=r"a site that comes later weighs with its tokens, which nobody knows before"):
+        serve(text(JOB), SITES, here.exchange, texts / "later", None, 1.0, False, later={"cy": 17})
+
+
+def test_the_command_compares_files_of_tokens(texts: Path) -> None:
+    files = ",".join(f"{name}.npz" for name in SITES)
+    options = ["--target-kind", "tokens", "--model", "tokenmodule:Reads", "--lr", "0.1"]
+    done = command(texts, "flower", "check", "--sites", files, *options)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 sites can begin this job"), done.stderr
