@@ -538,6 +538,16 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("../fedconcord_sites/problem.py", "self.counts[:, 0].astype", "self.samples[:, 0].astype"),),
         ("tests/sites/test_deploy_tokens.py", "-k", "serial and gradients"),
     ),
+    "the cost of a job is that of its largest rank": Mutation(
+        (
+            Edit(
+                "execution/job/job.py",
+                "round(bytes_of_all(portion, tree, np.arange(n)) / n)",
+                "bytes_of_all(None, tree, np.arange(1))",
+            ),
+        ),
+        ("tests/federation/test_mixed_ranks.py", "-k", "cost_of_a_job"),
+    ),
     "predictions of tokens: padding has a row": Mutation(
         (Edit("interface/trained/predict.py", 'card.get("pad") is None', "True"),),
         ("tests/interface/test_token_models.py", "-k", "predict_answers"),
