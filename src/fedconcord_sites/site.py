@@ -38,7 +38,7 @@ from fedconcord.federation.data.federated import Agreement, Means, Samples, Site
 from fedconcord.federation.data.preprocess import mean_of, read_columns
 from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
-from fedconcord.federation.objectives.fits import check_samples
+from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Objective, Roster, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
@@ -271,6 +271,8 @@ class Site:
         if inner.target == "tokens":
             of = problem.judged._replace(offsets=np.array([0] * (frame.client + 1) + [len(train[1])]))
             check_samples(of, inner.target, inner.classes, inner.pad)
+        if inner.pad is not None:  # which the shell's samples have none of
+            check_fit(inner.model, inner.loss_of, train[0][:2], train[1][:2], inner.target, inner.classes, inner.pad)
         objective: Objective = problem.objective
         if isinstance(job.problem, Regularised):
             objective = Regularised(problem, job.problem.regulariser).objective

@@ -36,6 +36,10 @@ class Reads(nn.Module):
     def forward(self, x):
         return self.last(self.letters(x).cumsum(1).tanh())
 
+class Looks(Reads):
+    def forward(self, x):
+        return super().forward(x) + (x == 0).sum(1)[:, None, None]
+
 def named(folder, seed):
     draw = np.random.default_rng(7)
     x = draw.integers(1, 20, (40, 12))
@@ -75,7 +79,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tokenmodule.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tokenmodule", raising=False)
-    imports.trust("tokenmodule:Reads, tokenmodule:named")
+    imports.trust("tokenmodule:Reads, tokenmodule:Looks, tokenmodule:named")
     draw, every = np.random.default_rng(1), []
     for k, name in enumerate(SITES):
         n = (13, 9, 17)[k]
@@ -187,6 +191,13 @@ def test_what_tokens_cannot_have_at_sites_is_one_sentence(texts: Path) -> None:
     here = Texts(with_(JOB, secure={"clip": 1.0}, cohort=3), texts, texts, SITES)
     with pytest.raises(UserError, match=r"here they count with their tokens; use objective=clients, or"):
         here.serve()
+    for name in SITES:  # much padding, of which a step's batches have less
+        x, y = (np.load(texts / f"{name}.npz")[key] for key in "xy")
+        longer = ((0, 0), (0, 40))
+        changed(texts, name, x=np.pad(x, longer), y=np.pad(y, longer, constant_values=IGNORED))
+    looks = Texts(with_(JOB, model="tokenmodule:Looks"), texts, texts / "looks", SITES)
+    with pytest.raises(UserError, match=r"outputs change by .* with the padding of its samples \(token 0\): it looks"):
+        looks.serve()
     with pytest.raises(UserError, match=r"a site that comes later weighs with its tokens, which nobody knows before"):
         serve(text(JOB), SITES, here.exchange, texts / "later", None, 1.0, False, later={"cy": 17})
 
