@@ -17,6 +17,7 @@ from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import imports
 from fedconcord.support.errors import UserError
+from fedconcord_flower.preview import preview
 from fedconcord_sites.serve import check, serve
 from fedconcord_sites.site import Site
 from pages import command
@@ -200,6 +201,18 @@ def test_what_tokens_cannot_have_at_sites_is_one_sentence(texts: Path) -> None:
         looks.serve()
     with pytest.raises(UserError, match=r"a site that comes later weighs with its tokens, which nobody knows before"):
         serve(text(JOB), SITES, here.exchange, texts / "later", None, 1.0, False, later={"cy": 17})
+
+
+def test_a_preview_has_what_is_said_of_tokens(texts: Path) -> None:
+    answers, why = preview(text(JOB), texts / "ana.npz", "ana")
+    assert why is None
+    leaves = [leaf for one in answers for leaf in one.leaves]
+    x, y = (np.load(texts / "ana.npz")[key] for key in "xy")
+    largest = x[y != IGNORED].max()
+    assert f"{y.max() + 1} classes of tokens, and {largest}, the largest token that has one" in leaves
+    tested = np.isin(np.arange(len(y)), held_out(0, len(y), 0.2))
+    tokens = [int((y[part] != IGNORED).sum()) for part in (~tested, tested)]
+    assert f"their tokens with a class: {tokens[0]}, {tokens[1]}" in leaves
 
 
 def test_the_command_compares_files_of_tokens(texts: Path) -> None:
