@@ -39,6 +39,7 @@ from fedconcord_sites.differences import (
     read_here,
     read_ready,
     read_texts,
+    tokens_wrong,
     versions_differ,
     without_value,
 )
@@ -123,8 +124,7 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {reading.test_share:g}"])
     first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(have_files) else None
-    silent = [link.sites[i] for i, one in theirs.items() if of_tokens and one.counts is None]
-    raise_any([f"site {name} does not say how many tokens have a class; install the same version" for name in silent])
+    raise_any(tokens_wrong(link.sites, theirs, form.shape[0]) if of_tokens else [])
     counts = [one.counts or [] for one in theirs.values()] if of_tokens else None
     messages += ["its number of tokens with a class"] if of_tokens else []
     return Agreed(

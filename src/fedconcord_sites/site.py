@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from fedconcord.execution.job.accountant import Budget
     from fedconcord.execution.messages.member import Member
 
-PROTOCOL = 4
+PROTOCOL = 5
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names

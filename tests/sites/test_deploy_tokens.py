@@ -1,7 +1,8 @@
 """Sites whose samples are rows of tokens with a class for each: what serial computes on all of them, what is said."""
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from test_deploy_core import Federation, far, leaves, same, simulated, text, with_
 
 from fedconcord.execution.job import advance, start
+from fedconcord.execution.messages import codec
 from fedconcord.federation.data.dataset import IGNORED
 from fedconcord.federation.data.inputs import held_out
 from fedconcord.study.settings.job import build
@@ -18,6 +20,7 @@ from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import imports
 from fedconcord.support.errors import UserError
 from fedconcord_flower.preview import preview
+from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.serve import check, serve
 from fedconcord_sites.site import Site
 from pages import command
@@ -201,6 +204,43 @@ def test_what_tokens_cannot_have_at_sites_is_one_sentence(texts: Path) -> None:
         looks.serve()
     with pytest.raises(UserError, match=r"a site that comes later weighs with its tokens, which nobody knows before"):
         serve(text(JOB), SITES, here.exchange, texts / "later", None, 1.0, False, later={"cy": 17})
+
+
+def lying(here: Texts, kind: str, change: Callable[[dict[str, Any]], None]) -> Exchange:
+    """Site bo says other things in its answers of a kind."""
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bo"])
+        if frame.kind == kind:
+            change(fields := json.loads(json.dumps(frame.fields)))
+            answers["bo"] = codec.write(frame._replace(fields=fields))
+        return answers
+
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "sentence"),
+    [
+        ("here", {"classes": 10**12}, "site bo: its answer cannot be used (ValueError: more than 1048576 classes of"),
+        ("here", {"largest": 2**70}, "site bo: its answer cannot be used (ValueError: more than 1048576 classes of"),
+        ("here", {"classes": "many"}, "site bo: its answer cannot be used (FrameError"),
+        (
+            "ready",
+            {"counts": [10**6, 3]},
+            "site bo says that [1000000, 3] of its [84, 24] tokens have a class; leave it",
+        ),
+        ("ready", {"counts": None}, "site bo says that None of its [84, 24] tokens have a class; leave it"),
+        ("ready", {"counts": [0, 3]}, "site bo: its answer cannot be used (ValueError: tokens [0, 3] to train"),
+    ],
+)
+def test_what_a_site_claims_of_tokens_is_bounded(kind: str, change: Any, sentence: str, texts: Path) -> None:
+    here = Texts(JOB, texts, texts, SITES)
+    place = (lambda fields: fields["data"]["tokens"]) if kind == "here" else (lambda fields: fields)
+    with pytest.raises(UserError) as error:
+        here.serve(lying(here, kind, lambda fields: place(fields).update(change)))
+    assert sentence in str(error.value)
 
 
 def test_a_preview_has_what_is_said_of_tokens(texts: Path) -> None:

@@ -35,8 +35,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # sites that take no weight from their server: one list of sizes, told and looked up, and the most that a site may
     # weigh: 100 lines
     # rounds without waiting: 130 lines of the server's half, 45 of a link whose answers come one by one
-    # classes of tokens: what a site says of them, and how much its samples count, in sums and weights: 82 lines
-    "fedconcord_sites": Wing(3852, 2800),
+    # classes of tokens: what a site says of them, and how much its samples count, in sums and in weights, bounded by
+    # its rows: 94
+    "fedconcord_sites": Wing(3864, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
