@@ -544,6 +544,28 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("tests/federation/test_clients.py", "-k", "diverged"),
     ),
+    "sites weigh with their samples where they count with their tokens": Mutation(
+        (Edit("../fedconcord_sites/problem.py", "self.counts[:, 0].astype", "self.samples[:, 0].astype"),),
+        ("tests/sites/test_deploy_tokens.py", "-k", "serial and gradients"),
+    ),
+    "the cost of a job is that of its largest rank": Mutation(
+        (
+            Edit(
+                "execution/job/job.py",
+                "round(bytes_of_all(portion, tree, np.arange(n)) / n)",
+                "bytes_of_all(None, tree, np.arange(1))",
+            ),
+        ),
+        ("tests/federation/test_mixed_ranks.py", "-k", "cost_of_a_job"),
+    ),
+    "predictions of tokens: padding has a row": Mutation(
+        (Edit("interface/trained/predict.py", 'card.get("pad") is None', "True"),),
+        ("tests/interface/test_token_models.py", "-k", "predict_answers"),
+    ),
+    "a causal model below another head sees tokens ahead": Mutation(
+        (Edit("federation/transformers.py", "not (config.is_encoder_decoder or _looks_ahead(body))", "False"),),
+        ("tests/federation/test_transformers.py", "-k", "causal"),
+    ),
     "tokens: every client's samples count alike": Mutation(
         (
             Edit(
@@ -660,7 +682,7 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/problem.py",
-                "if total.counts.tolist() == self.samples[ids, ::-1].sum(0).tolist():",
+                "if total.counts.tolist() == self.counts[ids, ::-1].sum(0).tolist():",
                 "if True:",
             ),
         ),

@@ -140,6 +140,10 @@ def _leaves(question: Frame, answer: Frame) -> list[str]:
             values = label["values"]
             about = "that it holds numbers" if values is None else f"its values {', '.join(map(repr, values))}"
             lines.append(f"label {label['name']!r}: {about}")
+        if data["tokens"] is not None:
+            lines.append(
+                "{classes} classes of tokens, and {largest}, the largest token that has one".format(**data["tokens"])
+            )
     elif answer.kind == "summed":
         what = "sum" if question.kind == "sums" else "squared deviations from its mean"
         for part, columns in (("columns", question.fields["digits"]), ("target", ["the label"])):
@@ -152,6 +156,7 @@ def _leaves(question: Frame, answer: Frame) -> list[str]:
             lines.append(f"texts of {column}: {', '.join(map(repr, texts)) or 'none'}")
     elif answer.kind == "ready":
         lines.append("rows trained and tested on: {}, {}".format(*fields["samples"]))
+        lines += ["their tokens with a class: {}, {}".format(*fields["counts"])] if "counts" in fields else []
         lines += [f"{what}: {value}" for what, value in fields["facts"].items()]
     else:
         lines += [

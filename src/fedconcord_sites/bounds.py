@@ -13,13 +13,15 @@ import numpy as np
 
 from fedconcord.execution.messages.codec import Frame, FrameError, whole
 from fedconcord.federation.data.federated import MOST, Agreement, SiteFile
-from fedconcord.federation.data.preprocess import width
+from fedconcord.federation.data.preprocess import read_columns, width
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Algorithm, Orders, Roster, weights
+from fedconcord.support.errors import UserError
 from fedconcord_sites.form import Form
 
 SITES = 10_000  # of a deployment
 ROUND = 2**42  # above the milliseconds since 1970, by which sums beside the rounds are known
+WORDS = 2**20  # of a vocabulary
 NUMBERS = 2**31  # of all zeros that stand for samples
 
 
@@ -40,8 +42,9 @@ def check(frame: Frame) -> None:
     if "form" in frame.fields:
         form = Form(**frame.fields["form"])
         outputs, shape = whole(form.outputs), [whole(one) for one in form.shape]
-        if not 0 < outputs <= MOST:
-            raise FrameError(f"outputs {outputs} is none of 1 to {MOST}")
+        most = WORDS if form.target == "tokens" else MOST
+        if not 0 < outputs <= most:
+            raise FrameError(f"outputs {outputs} is none of 1 to {most}")
         if len(shape) > 8 or whole(frame.fields["clients"]) * math.prod(shape) > NUMBERS:
             raise FrameError(f"samples of shape {shape[:8]} are more numbers than a site takes")
 
@@ -70,7 +73,8 @@ def check_form(form: Form, of: SiteFile | Form, agreement: Agreement | None) -> 
         assert agreement is not None
         unit = None if agreement.unit is None else [list(part) for part in agreement.unit]
         shape = list(of.shape) if of.source is None else [width(agreement.columns)]
-        mine = Form(shape, of.inputs, agreement.target, len(agreement.names), agreement.names, unit, None)
+        names = None if agreement.target == "tokens" else agreement.names
+        mine = Form(shape, of.inputs, agreement.target, len(agreement.names), names, unit, None)
     for name in ("shape", "inputs", "target", "outputs", "names", "unit"):
         if getattr(form, name) != getattr(mine, name):
             raise FrameError(f"{name} {str(getattr(form, name))[:80]}, where the site's samples have another")
@@ -113,3 +117,13 @@ def check_orders(
             p = float(weights.share(algorithm.weights, roster.sizes, np.array([frame.client]))[0])
             if not math.isclose(theirs.p, p, rel_tol=1e-9):
                 raise FrameError(f"p {theirs.p} in round {theirs.round}, where the site's own job has {p}")
+
+
+def told_of(fields: Mapping[str, Any]) -> Agreement:
+    """What the server says of all sites' data."""
+    try:
+        columns = read_columns(fields, "the server's columns") if fields["columns"] else []
+    except UserError as wrong:
+        raise FrameError(str(wrong)) from wrong
+    unit = None if fields["unit"] is None else (list(fields["unit"][0]), list(fields["unit"][1]))
+    return Agreement(columns, fields["target"], [str(name) for name in fields["names"]], unit)

@@ -12,6 +12,7 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.data.preprocess import CATEGORIES, Sums
 from fedconcord.federation.data.tables import known_texts, no_value
+from fedconcord_sites.bounds import WORDS
 from fedconcord_sites.form import Form, without
 from fedconcord_sites.site import PROTOCOL, versions
 
@@ -34,6 +35,7 @@ class Ready(NamedTuple):
 
     facts: dict[str, str]  # `form.facts`
     samples: list[int]  # trained on and tested on
+    counts: list[int] | None  # how much they count, where it is their tokens
 
 
 def read_ready(site: str, frame: Frame) -> Ready:
@@ -44,7 +46,10 @@ def read_ready(site: str, frame: Frame) -> Ready:
     """
     try:
         trained, tested = (codec.whole(count) for count in frame.fields["samples"])
-        return Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested])
+        counts = None if frame.fields.get("counts") is None else [codec.whole(one) for one in frame.fields["counts"]]
+        if counts is not None and (len(counts) != 2 or counts[0] < 1):
+            raise ValueError(f"tokens {counts} to train and to test on")
+        return Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested], counts)
     except (KeyError, TypeError, ValueError, AttributeError) as broken:
         raise _useless(site, broken) from broken
 
@@ -59,7 +64,7 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
             answer["keys"] = {str(name): str(key) for name, key in fields["keys"].items()}
         if not answer["own"]:
             form = Form(**fields["form"])
-            for count in (*form.shape, form.outputs):
+            for count in (*form.shape, form.outputs, form.token or 0):
                 codec.whole(count)
             samples = codec.whole(fields["samples"])
             return {**answer, "named": str(fields["named"]), "form": form._asdict(), "samples": samples}
@@ -78,10 +83,14 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
         shape = [codec.whole(one) for one in data["shape"]]
         kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
         rows = codec.whole(data["rows"])
-        return {
-            **answer,
-            "data": {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels},
+        tokens = data.get("tokens") and {
+            key: None if data["tokens"][key] is None else codec.whole(data["tokens"][key])
+            for key in ("classes", "largest", "pad")
         }
+        if tokens and max(tokens["classes"], tokens["largest"]) > WORDS:
+            raise ValueError(f"more than {WORDS} classes of tokens")
+        about = {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels, "tokens": tokens}
+        return {**answer, "data": about}
     except (KeyError, TypeError, ValueError, AttributeError) as broken:
         raise _useless(site, broken) from broken
 
@@ -240,6 +249,16 @@ def labels_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> li
                     f"label column {label['name']!r} holds {kind} at site {name} and {other} at site {sites[0]}; write "
                     "it alike at both"
                 )
+    return sentences
+
+
+def tokens_wrong(sites: Sequence[str], ready: Mapping[int, Ready], length: int) -> list[str]:
+    """Numbers of tokens with a class that a site does not say, or that its rows of this length cannot have."""
+    sentences = []
+    for i, one in ready.items():
+        most = [rows * length for rows in one.samples]
+        if one.counts is None or any(number > limit for number, limit in zip(one.counts, most, strict=True)):
+            sentences.append(f"site {sites[i]} says that {one.counts} of its {most} tokens have a class; leave it out")
     return sentences
 
 

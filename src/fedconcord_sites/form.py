@@ -16,6 +16,7 @@ import numpy as np
 from fedconcord.execution.engines import Serial
 from fedconcord.execution.job import Job, has_own_models, population_of
 from fedconcord.execution.messages.terms import FEWEST, Scale, Terms
+from fedconcord.federation.data import federated
 from fedconcord.federation.data.dataset import Dataset, Target
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.objectives import Supervised
@@ -64,9 +65,10 @@ class Form(NamedTuple):
     inputs: Literal["numbers", "bytes", "symbols"]
     target: Target
     outputs: int
-    names: list[str] | None  # of the outputs
+    names: list[str] | None  # of the outputs; a vocabulary's are its numbers
     unit: list[list[float]] | None  # mean and scale of targets that are numbers
     preprocessing: dict[str, Any] | None
+    token: int | None = None  # the largest that has a class, where each token has: it stands for all of them
 
 
 def form_of(dataset: Dataset) -> Form:
@@ -76,14 +78,11 @@ def form_of(dataset: Dataset) -> Form:
         kind = "bytes" if dataset.train_x.dtype == np.uint8 else "symbols"
     unit = None if dataset.unit is None else [list(part) for part in dataset.unit]
     preprocessing = None if dataset.preprocessing is None else dict(dataset.preprocessing)
+    token = None
+    if dataset.target == "tokens":
+        token = federated.described(dataset.train_x, dataset.train_y, None)["largest"]
     return Form(
-        list(dataset.shape),
-        kind,
-        dataset.target,
-        dataset.classes,
-        dataset.output_names,
-        unit,
-        preprocessing,
+        list(dataset.shape), kind, dataset.target, dataset.classes, dataset.output_names, unit, preprocessing, token
     )
 
 
@@ -126,8 +125,6 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     Raises:
         UserError: the settings are wrong, or the job cannot be deployed.
     """
-    if form.target == "tokens":
-        raise UserError("sites send sums over samples, and these data have a class for each token; run a simulation")
     text, objects = named("data", _zeros(form, clients))
     values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
     values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}
@@ -197,6 +194,11 @@ def _check_secure(config: Config, job: Job) -> None:
     """
     if config.secure.clip is None:
         return
+    if model_of(job).loss_of.counts is not None and job.algorithm.weights != "uniform":
+        raise UserError(
+            "secure sums weigh sites by their training samples, and here they count with their tokens; use "
+            "objective=clients, or loss token_cross_entropy(per=sequence)"
+        )
     if config.clock is not None:
         raise UserError("secure sums are of sites that reply in one round; leave secure.clip out, or clock")
     why = unsummable(job.algorithm)
@@ -264,12 +266,14 @@ def _zeros(form: Form, clients: int) -> Dataset:
     if form.target == "class":
         y, test_y = np.zeros(clients, np.int64), np.arange(form.outputs)
         few = form.outputs
+    if form.target == "tokens":
+        y, test_y = np.zeros((clients, *form.shape), np.int64), np.zeros((few, *form.shape), np.int64)
     unit = None if form.unit is None else (form.unit[0], form.unit[1])
     return Dataset(
         "sites",
-        np.zeros((clients, *form.shape), kind),
+        np.full((clients, *form.shape), form.token or 0, kind),
         y,
-        np.zeros((few, *form.shape), kind),
+        np.full((few, *form.shape), form.token or 0, kind),
         test_y,
         form.outputs,
         natural=[np.array([i]) for i in range(clients)],

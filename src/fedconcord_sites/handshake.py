@@ -39,14 +39,17 @@ from fedconcord_sites.differences import (
     read_here,
     read_ready,
     read_texts,
+    tokens_wrong,
     versions_differ,
     without_value,
 )
-from fedconcord_sites.form import Form, facts, input_settings, is_private, is_secure, shell, source_of
+from fedconcord_sites.form import Form, facts, input_settings, is_private, is_secure, model_of, shell, source_of
 from fedconcord_sites.site_link import SiteLink
 
 TRIES = 3  # exchanges in which each site is asked
 NAME = "deployment.json"
+LABELS = "the values of its label columns, where they are classes"
+TOKENS = "its largest class of a token and the largest token that has one"
 
 
 class Agreed(NamedTuple):
@@ -62,6 +65,7 @@ class Agreed(NamedTuple):
     first: dict[str, Any] | None = None  # what the first of these sites said of its file, with the columns of all
     later: Sequence[str] = ()  # sites that were not there
     keys: Mapping[str, str] | None = None  # of all sites, public, as text; where they know each other
+    counts: list[list[int]] | None = None  # how much each site's samples count, where it is their tokens
 
 
 def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]) -> Agreed:
@@ -99,6 +103,12 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
         raise_any(parts_differ(sites, here, ("named", "form"), "the data"))
         form = Form(**here[0]["form"])
     config, job = shell(source, form, len(link.sites))
+    of_tokens = model_of(job).loss_of.counts is not None
+    if later and of_tokens:
+        raise UserError(
+            "a site that comes later weighs with its tokens, which nobody knows before; leave later out, or use loss "
+            "token_cross_entropy(per=sequence)"
+        )
     keys = _keys(link.sites, sites, here) if is_secure(source) else None
     rows = dict(later) | {name: one["data"]["rows"] for name, one in zip(sites, here, strict=True) if one["own"]}
     tests = {name: len(held_out(link.sites.index(name), count, reading.test_share)) for name, count in rows.items()}
@@ -114,7 +124,12 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {reading.test_share:g}"])
     first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(have_files) else None
-    return Agreed(link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later), keys)
+    raise_any(tokens_wrong(link.sites, theirs, form.shape[0]) if of_tokens else [])
+    counts = [one.counts or [] for one in theirs.values()] if of_tokens else None
+    messages += ["its number of tokens with a class"] if of_tokens else []
+    return Agreed(
+        link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later), keys, counts
+    )
 
 
 def _keys(every: Sequence[str], sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -157,8 +172,14 @@ def _of_files(
     sites = [link.sites[i] for i in there]
     raise_any(columns_differ(sites, data, reading))
     raise_any(labels_differ(sites, data))
+    tokens = [one["tokens"] for one in data if one["tokens"] is not None]
+    raise_any(parts_differ(sites, [{"pad": _targets(one)} for one in data], ("pad",), "the targets"))
     try:
-        target = federated.agreed_target([one["labels"] for one in data], reading)
+        target = (
+            federated.agreed_tokens(tokens, reading)
+            if tokens
+            else federated.agreed_target([one["labels"] for one in data], reading)
+        )
     except UserError as wrong:
         raise DifferError([str(wrong)]) from wrong
     kinds = {name: {one["columns"].get(name, "empty") for one in data} - {"empty"} for name in columns_of_all(data)}
@@ -202,6 +223,8 @@ def _of_files(
     overall["columns"] = [one.model_dump() for one in columns]
     shape = [width(columns)] if kinds else list(data[0]["shape"])
     about: dict[str, Any] = {"kind": "none"} if data[0]["inputs"] != "bytes" else dict(SCALED)
+    if tokens and tokens[0]["pad"] is not None:
+        about["pad"] = tokens[0]["pad"]
     if kinds:
         about = {
             "kind": "table",
@@ -211,14 +234,23 @@ def _of_files(
             "inputs": names(columns),
             **({"missing": list(reading.missing)} if reading.missing else {}),
         }
-    labels = [str(one["name"]) for one in data[0]["labels"]]
+    labels, names_of = [str(one["name"]) for one in data[0]["labels"]], None if tokens else target.names
     unit = {} if overall["unit"] is None else {"mean": overall["unit"][0], "scale": overall["unit"][1]}
     guesses = [*([target.note] if target.note else []), *columns_lacking(sites, data)]
-    about |= {"target": {"kind": target.kind, "columns": labels, "names": target.names, **unit}, "said": guesses}
-    form = Form(shape, data[0]["inputs"], target.kind, len(target.names), target.names, overall["unit"], about)
-    messages = ["its number of samples", "the values of its label columns, where they are classes"]
+    about |= {"target": {"kind": target.kind, "columns": labels, "names": names_of, **unit}, "said": guesses}
+    token = max((one["largest"] for one in tokens), default=None)
+    form = Form(shape, data[0]["inputs"], target.kind, len(target.names), names_of, overall["unit"], about, token)
+    messages = ["its number of samples", LABELS if token is None else TOKENS]
     messages += [*about.get("sent_by_each_client", []), *(["sums and squares of its labels"] if unit else [])]
     return form, overall, messages, guesses
+
+
+def _targets(one: Mapping[str, Any]) -> str:
+    """What a site says of its targets, in words."""
+    if one["tokens"] is None:
+        return "a label for each sample"
+    pad = one["tokens"]["pad"]
+    return "a class for each token" if pad is None else f"the next tokens, {pad} of them padding"
 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------

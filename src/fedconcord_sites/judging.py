@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.federation.objectives.losses import valid
 from fedconcord.federation.objectives.metrics import (
     AT,
     CELLS,
@@ -45,7 +46,7 @@ class Summed(NamedTuple):
 class Figures(NamedTuple):
     """What a site sends of one model; sums are over its samples."""
 
-    counts: Tensor  # [2] int64: samples tested on, samples trained on
+    counts: Tensor  # [2] int64: samples tested on, samples trained on; what they count, where it is their tokens
     losses: Tensor  # [2] float64: summed loss of either
     sums: tuple[Tensor, ...]  # of each metric of the problem [k] float64, over the samples tested on
 
@@ -88,6 +89,14 @@ def _at(cell: Cell, threshold: float) -> Summed:
     return Summed(
         lambda outputs, classes: crossed(outputs, classes, threshold).double().flatten(),
         lambda sums, *_: rate(torch.from_numpy(sums).reshape(2, 2), cell),
+    )
+
+
+def _of_tokens(part: int, of: Callable[[float], float]) -> Summed:
+    """A function of the mean over tokens with a class of a part of their samples' summaries [m, 2]."""
+    return Summed(
+        lambda summary, classes: torch.stack([summary[:, part].double().sum(), valid(classes).double().sum()]),
+        lambda sums, *_: of(float(sums[0] / sums[1])) if sums[1] else math.nan,
     )
 
 
@@ -145,6 +154,8 @@ SUMS: Mapping[str, Summed] = {
         lambda outputs, targets: (outputs - targets).double().square().mean(-1).sum()[None],
         lambda sums, m, _: math.sqrt(sums[0] / m),
     ),
+    "token_accuracy": _of_tokens(1, lambda share: share),
+    "perplexity": _of_tokens(0, math.exp),
     "micro_f1": Summed(_table, _micro),
     "macro_f1": Summed(_table, _macro),
     "r2": Summed(_errors, _r2, in_units=False),
@@ -173,6 +184,12 @@ def check_summed(metrics: Sequence[Metric]) -> None:
             )
 
 
+def count(problem: Supervised, targets: Tensor) -> int:
+    """How much samples count together in a mean loss: each 1, or with its tokens."""
+    counts = problem.loss_of.counts
+    return len(targets) if counts is None else int(counts(targets).sum())
+
+
 def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train: tuple[Resident, Tensor]) -> Figures:
     """What a site sends of the model x [d].
 
@@ -184,10 +201,10 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
     counts, losses = list[int](), list[float]()
     sums: tuple[Tensor, ...] = ()
     for k, (inputs, targets) in enumerate((test, train)):
-        outputs, each = targets.new_zeros(0, problem.classes, dtype=problem.dtype), torch.zeros(0)
+        outputs, each = targets.new_zeros(0, _width(problem), dtype=problem.dtype), torch.zeros(0)
         if len(targets):
             [(each, outputs)] = problem.answers(x, (inputs, targets))
-        counts.append(len(targets))
+        counts.append(count(problem, targets))
         losses.append(float(each.double().sum()))
         if k == 0:
             units = (problem.in_units(values) / _unit(problem) for values in (outputs, targets))
@@ -199,11 +216,16 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
 
 def form_of(problem: Supervised) -> Figures:
     """The form of what every site sends."""
-    kind = torch.int64 if problem.target == "class" else problem.dtype
+    kind = torch.int64 if problem.target in ("class", "tokens") else problem.dtype
     none = torch.zeros(0, dtype=kind) if problem.target == "class" else torch.zeros(0, problem.classes, dtype=kind)
-    outputs = torch.zeros(0, problem.classes, dtype=problem.dtype)
+    outputs = torch.zeros(0, _width(problem), dtype=problem.dtype)
     sums = tuple(_sums_of(metric).sums(outputs, none) for metric in problem.metrics)
     return Figures(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.float64), sums)
+
+
+def _width(problem: Supervised) -> int:
+    """How many numbers answer a sample: of tokens what `means.of_tokens` keeps."""
+    return 2 if problem.target == "tokens" else problem.classes
 
 
 def of_site(problem: Supervised, one: Figures) -> dict[str, float]:

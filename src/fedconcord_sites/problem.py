@@ -34,6 +34,7 @@ class Deployed:
     Args:
         shell: the model, the loss and the metrics.
         samples: [N, 2] trained on and tested on, at each site.
+        counts: [N, 2] how much they count, where it is their tokens.
 
     Attributes:
         jury: asks for figures where only their sum is to be seen; none is known by site then.
@@ -41,11 +42,19 @@ class Deployed:
 
     jury: Jury | None = None
 
-    def __init__(self, shell: Supervised, samples: Sequence[Sequence[int]], link: SiteLink) -> None:
+    def __init__(
+        self,
+        shell: Supervised,
+        samples: Sequence[Sequence[int]],
+        link: SiteLink,
+        counts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.shell, self.link = shell, link
         self.samples = np.array(samples, np.int64)
+        self.counts = self.samples if counts is None else np.array(counts, np.int64)
         offsets = np.concatenate([[0], np.cumsum(self.samples[:, 0])]).astype(np.int64)
-        self.objective, self.roster = _nowhere(shell.objective, offsets), roster_of(offsets)
+        self.objective = _nowhere(shell.objective, offsets)
+        self.roster = roster_of(offsets, self.counts[:, 0].astype(np.float64))
         self.evaluator = self
         self.last: dict[int, Figures] = {}  # of the last evaluation, by site
 
@@ -81,7 +90,7 @@ class Deployed:
             for i, frame in self.link.frames("judge", "judged", none, model).items():
                 try:
                     one: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
-                    if one.counts.tolist() != self.samples[i, ::-1].tolist():
+                    if one.counts.tolist() != self.counts[i, ::-1].tolist():
                         raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
                     self.link.refuse(i, str(wrong), "judge")
@@ -104,7 +113,7 @@ class Deployed:
         answer = jury.ask(link.later(), sites, model, like)
         if not isinstance(answer, str):
             ids, total = answer
-            if total.counts.tolist() == self.samples[ids, ::-1].sum(0).tolist():
+            if total.counts.tolist() == self.counts[ids, ::-1].sum(0).tolist():
                 return pooled(self.shell, total)
             answer = "the sum of the sites' figures is not of their samples"
         there = [i for i in sites if link.records[i].there]

@@ -144,7 +144,7 @@ def _served(
     clock: Clock,
 ) -> Finished:
     inner = model_of(job)
-    deployed = Deployed(inner, agreement.samples, link)
+    deployed = Deployed(inner, agreement.samples, link, agreement.counts)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
     terms = terms_of(config, [trained for trained, _ in agreement.samples])

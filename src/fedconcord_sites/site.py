@@ -34,10 +34,11 @@ from fedconcord.execution.messages.client import RemoteClient
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.federation.data import federated
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.data.federated import Agreement, Means, Samples, SiteFile, SiteSums
-from fedconcord.federation.data.preprocess import mean_of, read_columns
+from fedconcord.federation.data.federated import Means, Samples, SiteFile, SiteSums
+from fedconcord.federation.data.preprocess import mean_of
 from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Objective, Roster, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
@@ -60,7 +61,7 @@ from fedconcord_sites.form import (
     terms_of,
 )
 from fedconcord_sites.gate import JUDGING, Gate
-from fedconcord_sites.judging import Figures, figures
+from fedconcord_sites.judging import Figures, count, figures
 from fedconcord_sites.ledger import NAME, Ledger
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.private import Once
@@ -205,7 +206,7 @@ class Site:
 
     def _message(self, frame: Frame, squares: bool) -> Frame:
         fields, file = frame.fields, self._file()
-        overall, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
+        overall, digits, words = bounds.told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
         self.gate.admit_columns(file, digits, words, self.given)
 
         def sums_of(means: Means | None) -> SiteSums:
@@ -263,7 +264,7 @@ class Site:
             dataset, mine, _ = self._part(frame.client, clients)
             bounds.check_form(form, form_of(dataset), None)
         else:
-            file, overall = self._file(), told_of(fields["told"])
+            file, overall = self._file(), bounds.told_of(fields["told"])
             self.gate.admit_inputs(file, overall, self.given)
             bounds.check_form(form, file, overall)
             mine = federated.samples(file, frame.client, self.given, overall)
@@ -279,6 +280,11 @@ class Site:
         train = inner.tensors(mine.train_x, mine.train_y, scale)
         test = inner.tensors(mine.test_x, mine.test_y, scale)
         problem = inner.holding(*train)
+        if inner.target == "tokens":
+            of = problem.judged._replace(offsets=np.array([0] * (frame.client + 1) + [len(train[1])]))
+            check_samples(of, inner.target, inner.classes, inner.pad)
+        if inner.pad is not None:  # which the shell's samples have none of
+            check_fit(inner.model, inner.loss_of, train[0][:2], train[1][:2], inner.target, inner.classes, inner.pad)
         objective: Objective = problem.objective
         if isinstance(job.problem, Regularised):
             objective = Regularised(problem, job.problem.regulariser).objective
@@ -288,6 +294,8 @@ class Site:
         member, jury = (None, None) if roster is None else self._members(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
+        if inner.loss_of.counts is not None:
+            about["counts"] = [count(inner, targets) for _, targets in (train, test)]
         protection = job.algorithm.facts.protection
         once, is_local = None, protection is not None and protection.kind == "local"
         if is_local or job.algorithm.step.noise is not None:
@@ -383,16 +391,6 @@ def _sites(frame: Frame) -> list[str]:
 def versions() -> dict[str, str]:
     """What both ends compare."""
     return {"fedconcord": fedconcord.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def told_of(fields: Mapping[str, Any]) -> Agreement:
-    """What the server says of all sites' data."""
-    try:
-        columns = read_columns(fields, "the server's columns") if fields["columns"] else []
-    except UserError as wrong:
-        raise FrameError(str(wrong)) from wrong
-    unit = None if fields["unit"] is None else (list(fields["unit"][0]), list(fields["unit"][1]))
-    return Agreement(columns, fields["target"], [str(name) for name in fields["names"]], unit)
 
 
 def _origin(values: Mapping[str, Any]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from fedconcord.federation.adapters import lora
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.participation.clock import equal
+from fedconcord.insight.advice import advise, federation_of
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.contract import Algorithm, Oracle, Tree, orders_of
 from fedconcord.method.contract.code import Code
@@ -254,7 +255,19 @@ def test_each_client_is_counted_for_its_rank(rule: str, engine: Engine) -> None:
         up, down = up + 8 * sum(numbers), down + 8 * sum(n + added for n in numbers)
         state = advance(job, state)
         assert (state.bytes_up, state.bytes_down) == (up, down)
-    assert up < 3 * 5 * job.cost.up
+
+
+@pytest.mark.parametrize("engine", [Serial(), Wire()])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ranks", [[1, 3, 2], [2, 5]])
+def test_the_cost_of_a_job_is_the_mean_of_its_clients(ranks: list[int], rule: str, engine: Engine) -> None:
+    """What a round of all clients sends, over their number: 7 of them, so that some ranks come once more."""
+    of = problem(rank=ranks, alpha=10.0)
+    job = Job(of, ruled(rule, of=of), replace(SCHEDULE, cohort=of.roster.n), engine=engine)
+    state = advance(job, start(job))
+    assert (job.cost.up, job.cost.down) == (round(state.bytes_up / 7), round(state.bytes_down / 7))
+    one = Job(problem(rank=max(ranks)), fedavg(), SCHEDULE)
+    assert job.cost.up < one.cost.up == 8 * one.problem.objective.dim
 
 
 def test_what_is_added_to_the_weights_is_no_vector_of_the_model() -> None:
@@ -326,6 +339,9 @@ def test_the_command_has_them() -> None:
     adapters = "lora(where='1|3',rank=[2,4],also='5')"
     job = build(resolve_run(from_nested({**SETTINGS, "adapters": adapters, "aggregate": "flora"}, "test")))
     assert {pair.ranks for pair in job.problem.objective.pairs} == {(2, 4)}
-    assert run(job, 1).bytes_up < 3 * job.cost.up
+    assert job.cost.up < 8 * job.problem.objective.dim
+    of = federation_of(from_nested({**SETTINGS, "adapters": adapters, "aggregate": "flora"}, "test"))
+    [fedavg_of] = [one for one in advise(of).named if one.method.startswith("fedavg")]
+    assert (fedavg_of.up, fedavg_of.down) == (job.cost.up, job.cost.down)
     with pytest.raises(UserError, match="rank must be an integer >= 1 or a list of one or more integers >= 1, given"):
         build(resolve_run(from_nested({**SETTINGS, "adapters": adapters.replace("4", "0")}, "test")))

@@ -30,7 +30,6 @@ from fedconcord.study.settings.problem import problem_of
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
-from fedconcord_sites.form import form_of, shell
 from table import make
 
 LENGTH, WORDS, CLASSES = 24, 20, 3
@@ -317,8 +316,6 @@ def test_what_does_not_fit_tokens_is_one_sentence(tmp_path: Path) -> None:
         UserError, match=r"partition shards\(2\) goes by class, and the target is tokens; use natural, iid"
     ):
         resolved(tmp_path, partition="shards(2)")
-    with pytest.raises(UserError, match=r"sites send sums over samples, and these data have a class for each token"):
-        shell(from_nested({}, "test"), form_of(tagged()), 3)
     with pytest.raises(UserError, match=r"clients count with their tokens, and the samples of these are drawn as they"):
         Streamed(problem(), Streams(np.array([0, 4, 9, 16]), lambda i: (tagged().train_x, tagged().train_y)))
 

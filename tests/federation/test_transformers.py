@@ -1,6 +1,7 @@
 """Transformers from a folder of HuggingFace's form: one by one and side by side, padding, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +127,31 @@ def test_a_head_that_starts_at_random_is_trained_beside_adapters(
     moving = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     assert [name for name in moving if "lora_" not in name] == trained
     assert len(moving) == len(trained) + 4
+
+
+@pytest.mark.parametrize("pad", [0, None])
+@pytest.mark.parametrize("head", ["sample", "token"])
+def test_a_causal_model_is_what_the_library_has_of_it(head: str, pad: int | None, tmp_path: Path) -> None:
+    """GPT-2 sees no token ahead below whatever head, and tells a sample by its last token before the padding."""
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.disable_progress_bar()
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=8, n_layer=2, n_head=2, n_positions=LENGTH, pad_token_id=pad, eos_token_id=1
+    )
+    torch.manual_seed(3)
+    transformers.GPT2Model(config).save_pretrained(tmp_path)
+    ours = MODELS["hf"]((LENGTH,), 2, path=str(tmp_path), head=head).double()
+    rows = torch.tensor(texts().train_x)
+    body: Any = ours.body
+    given = ours(rows)
+    for row, mine in zip(rows, given, strict=True):
+        alone = row[row != 0][None]
+        wanted = body(input_ids=alone, attention_mask=torch.ones_like(alone)).logits[0]
+        torch.testing.assert_close(mine if head == "sample" else mine[: alone.shape[1]], wanted, rtol=1e-12, atol=1e-14)
+    if head == "sample":
+        of = problem(tmp_path, texts())
+        x = of.init(5)
+        samples = torch.tensor([[0, 1, 2], [21, 22, 23]])
+        together = of.objective.gradients(x.expand(2, -1), samples, None)
+        alone = torch.stack([of.objective.gradient(x, mine) for mine in samples])
+        torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-15)

@@ -37,10 +37,13 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # rounds without waiting: 130 lines of the server's half, 45 of a link whose answers come one by one
     # figures of an evaluation in a secure sum: 110 lines of both ends, 95 of its terms, numbers, gate and remarks
     # what became of each order without rounds, from which the simulation comes to the same model: 50 lines
-    "fedconcord_sites": Wing(4035, 2800),
+    # classes of tokens: what a site says of them, and how much its samples count, in sums and in weights, bounded by
+    # its rows: 94
+    "fedconcord_sites": Wing(4129, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
-    # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did
-    "fedconcord_flower": Wing(2240, 1600),
+    # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
+    # said of tokens: 5
+    "fedconcord_flower": Wing(2245, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
@@ -51,7 +54,9 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
-        11502,
+        # which token is padding in a model's card, and whether the library lets a token look ahead (13); a site's
+        # file of rows of tokens (23)
+        11538,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -61,7 +66,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "execution": Wing(6425, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6680, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
-    "interface": Wing(2570, 2200, ("trained", "tracking", "api", "cli")),
+    # predictions of tokens, a row each, without those that have no class: 40 lines
+    "interface": Wing(2577, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1650, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(210, 200),
 }
@@ -203,7 +209,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # asynchronous rounds over messages: 30 of which orders carry which model, and of updates whose order is not drawn
     # evaluations in secure sums: 30 of sums that are no round's, and of rounds that were not judged
     # gone: fields by their former names, 100; modules by their former paths, 101
-    assert sum(sizes().values()) <= 46_286
+    # predictions of tokens, causal models of a folder, a site's file of tokens: 76
+    assert sum(sizes().values()) <= 46_380
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -115,9 +115,18 @@ def hf(
         raise UserError(f"the weights {misfits[0]!r} in {path!r} do not fit its config.json; save the model again")
     pad = getattr(config, "pad_token_id", None)
     fresh = [f"body.{name}" for name in (*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"]))]
-    is_causal = head == "next" or "CausalLM" in str(config.architectures)
-    model = Classifier(body, 0 if pad is None else pad, is_causal, fresh)
-    return model.train(dropout == "config")
+    body.config.pad_token_id = pad = 0 if pad is None else pad  # before which a causal model's head looks for a sample
+    with _library():
+        is_causal = head == "next" or not (config.is_encoder_decoder or _looks_ahead(body))
+    return Classifier(body, pad, is_causal, fresh).train(dropout == "config")
+
+
+@torch.no_grad()
+def _looks_ahead(body: Any) -> bool:
+    """Whether a token's features depend on those after it where the library makes the mask: no field of its says so."""
+    rows = torch.tensor([[1, 1], [1, 0]])
+    first = body.base_model(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state[:, 0]
+    return not torch.allclose(first[0], first[1], rtol=1e-5, atol=1e-6)
 
 
 @contextmanager

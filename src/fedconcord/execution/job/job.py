@@ -31,6 +31,7 @@ from fedconcord.method.contract import (
     weights,
 )
 from fedconcord.method.contract.pieces import gradients_of
+from fedconcord.method.contract.round import bytes_of_all
 from fedconcord.method.step.assignment import Assignment, with_oracle
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.forms import Forms, forms
@@ -72,23 +73,26 @@ class Job:
 
     @cached_property
     def cost(self) -> Cost:
-        """What a round asks of one client: bytes, and mini-batch gradients; of one that holds all of the model."""
+        """What a round asks of one client: bytes, and mini-batch gradients; the mean over all clients, where they hold
+        different parts of the model."""
         oracle = self.assignment.oracle
         messages = forms(self.algorithm, self.problem.init(self.schedule.seed))
         each = gradients_of(self.assignment.pieces(with_oracle(messages.local, oracle, messages.x, messages.x)))
         whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
-        return bytes_of(self.algorithm, messages)._replace(
+        return bytes_of(self.algorithm, messages, self.problem.roster.n)._replace(
             per_step=0 if whole else each,
             full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
             full=int(self.assignment.uses_full_gradient or self.algorithm.phases.prelude is not None),
         )
 
 
-def bytes_of(algorithm: Algorithm, messages: Forms) -> Cost:
-    """The bytes that a round asks of one client, from the forms of its messages."""
+def bytes_of(algorithm: Algorithm, messages: Forms, clients: int) -> Cost:
+    """The bytes that a round asks of one client, from the forms of its messages: the mean over so many, rounded."""
+    portion, n = algorithm.phases.portion, clients if algorithm.phases.portion is not None else 1
+    down, up = (round(bytes_of_all(portion, tree, np.arange(n)) / n) for tree in (messages.down, messages.up))
     return Cost(
-        down=messages.bytes_down,
-        up=messages.bytes_up,
+        down=down + tree_bytes(messages.answer),
+        up=up + tree_bytes(messages.asked),
         exchanges=1 if algorithm.phases.prelude is None else 2,
         x0=tree_bytes(messages.x) if algorithm.needs.x0 else 0,
         settled=tree_bytes(messages.settled),

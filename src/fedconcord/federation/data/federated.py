@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from fedconcord.federation.data import labels
-from fedconcord.federation.data.dataset import Target
+from fedconcord.federation.data.dataset import IGNORED, Target
 from fedconcord.federation.data.doubts import refuse_mixed
 from fedconcord.federation.data.inputs import FEW, Input, held_out, refuse_too_large
 from fedconcord.federation.data.own import columns_of, inputs_of, load, pair_of
 from fedconcord.federation.data.preprocess import CATEGORIES, Column, Sums, squares, sums, width
+from fedconcord.federation.data.sequences import GUESS, PAD, token_targets, with_next
 from fedconcord.federation.data.sources import Source, numbers, open_table, with_columns
 from fedconcord.federation.data.tables import features_of, fill, messages, scan
 from fedconcord.support.errors import UserError, closest
@@ -39,6 +40,8 @@ class SiteFile(NamedTuple):
     inputs: Literal["numbers", "bytes", "symbols"]
     source: Source | None  # a table
     x: np.ndarray | None  # [n, *shape], arrays
+    tokens: np.ndarray | None = None  # [n, L] int64, a class for each token of rows in place of labels
+    pad: int | None = None  # which token fills rows up, where the classes are the next tokens
 
 
 class Agreement(NamedTuple):
@@ -84,14 +87,19 @@ def open_file(path: Path, settings: Input) -> SiteFile:
     if path.is_dir():
         raise UserError(f"{path} is a folder, and a site's data are one file: a table or an .npz")
     if path.suffix.lower() == ".npz":
-        arrays, key = load(path, settings.memory), (settings.label or ("y",))[0]
-        x, y = pair_of(arrays, key, where)
+        key = (settings.label or ("y",))[0]
+        arrays = load(path, settings.memory)
+        pad = None if key in arrays else PAD
+        x, y = pair_of(with_next(arrays, key, settings.target), key, where)
+        of_tokens = token_targets({"x": x, key: y}, "x", key, None, settings.target, where)
         x = inputs_of(x, where)
         if not np.isfinite(x).all():
             raise UserError(f"{where}: x holds NaN or infinite numbers; drop or fill such samples")
         kind: Literal["numbers", "bytes", "symbols"] = "bytes" if x.dtype == np.uint8 else "numbers"
         kind = "symbols" if x.dtype == np.int64 else kind
-        return SiteFile(path, len(x), {}, columns_of(y, key, where), x.shape[1:], kind, None, x)
+        if of_tokens is None:
+            return SiteFile(path, len(x), {}, columns_of(y, key, where), x.shape[1:], kind, None, x)
+        return SiteFile(path, len(x), {}, (), x.shape[1:], kind, None, x, of_tokens.y, pad)
     source = open_table(path, settings.missing)
     if not settings.label:
         raise UserError(f"{where}: the job does not say which column is learnt; give input.label")
@@ -146,7 +154,19 @@ def description(site: SiteFile, settings: Input) -> dict[str, Any]:
         "shape": list(site.shape),
         "inputs": site.inputs,
         "labels": [_label(one, settings.target, site.path.name) for one in site.labels],
+        "tokens": None if site.tokens is None or site.x is None else described(site.x, site.tokens, site.pad),
     }
+
+
+def described(x: np.ndarray, y: np.ndarray, pad: int | None) -> dict[str, int | None]:
+    """What is said of targets of tokens [n, L]: their classes, the largest token that has one, and the padding."""
+    return {"classes": int(y.max(initial=-1)) + 1, "largest": int(x[y != IGNORED].max(initial=0)), "pad": pad}
+
+
+def agreed_tokens(each: Sequence[Mapping[str, Any]], settings: Input) -> labels.Targets:
+    """What is learnt, where all clients described targets of tokens."""
+    classes, note = max(2, *(int(one["classes"]) for one in each)), None if settings.target else f"the targets: {GUESS}"
+    return labels.Targets("tokens", np.empty((0, 0)), [str(k) for k in range(classes)], note)
 
 
 def _label(of: labels.Values, target: Target | None, where: str) -> dict[str, Any]:
@@ -220,7 +240,7 @@ def samples(site: SiteFile, client: int, settings: Input, agreement: Agreement) 
         UserError: a value or a label is not what it must be, or they do not fit in memory.
     """
     tested = tested_of(site, client, settings)
-    y = _y(site, agreement).astype(np.int64 if agreement.target == "class" else np.float32)
+    y = _y(site, agreement).astype(np.int64 if agreement.target in ("class", "tokens") else np.float32)
     if site.x is not None:
         return Samples(site.x[~tested], y[~tested], site.x[tested], y[tested])
     assert site.source is not None
@@ -235,6 +255,8 @@ def samples(site: SiteFile, client: int, settings: Input, agreement: Agreement) 
 
 def _y(site: SiteFile, agreement: Agreement) -> np.ndarray:
     """Targets of all rows, numbers scaled where there is a unit."""
+    if site.tokens is not None:
+        return site.tokens
     known = agreement.names if agreement.target == "class" else None
     y = labels.targets(list(site.labels), agreement.target, site.path.name, known=known).y
     if agreement.unit is None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from fedconcord.federation.data import labels
 from fedconcord.federation.data.dataset import Dataset, scaling
 from fedconcord.federation.data.inputs import Input, refuse_too_large, split
-from fedconcord.federation.data.sequences import token_targets, with_next
+from fedconcord.federation.data.sequences import PAD, token_targets, with_next
 from fedconcord.federation.data.sources import Source, column, open_table
 from fedconcord.federation.data.tables import read_table
 from fedconcord.support.errors import UserError, closest
@@ -126,7 +126,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
     """
     label, client = (settings.label or ("y",))[0], settings.client or "client"
     also = [*([client] if settings.client else []), *(["test_y"] if "test_x" in arrays else [])]
-    arrays = with_next(arrays, label, settings.target)
+    fill, arrays = ({} if label in arrays else {"pad": PAD}), with_next(arrays, label, settings.target)
     x, y = pair_of(arrays, label, where, also)
     target = token_targets(arrays, "x", label, None, settings.target, where)
     target = target or labels.targets(columns_of(y, label, where), settings.target, where)
@@ -153,8 +153,8 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
     else:
         tested = split(owner, len(who or [""]), settings.test_share)
         test_x = x[tested]
-    notes = [target.note] if target.note else []
-    preprocessing = {**(SCALED if bytes_ else {"kind": "none"}), "target": {}, "said": notes}
+    how = SCALED if bytes_ else {"kind": "none", **fill}
+    preprocessing = {**how, "target": {}, "said": [target.note] if target.note else []}
     return labels.federation(
         name,
         (x[~tested], test_x),

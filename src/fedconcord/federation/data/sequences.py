@@ -11,8 +11,11 @@ from fedconcord.federation.data.dataset import IGNORED, Target
 from fedconcord.federation.data.labels import Targets
 from fedconcord.support.errors import UserError
 
+GUESS = "rows as long as the samples, taken as a class a token; --target-kind says otherwise"
+PAD = 0  # the token that fills rows up, where nobody says another
 
-def next_tokens(tokens: np.ndarray, pad: int = 0) -> np.ndarray:
+
+def next_tokens(tokens: np.ndarray, pad: int = PAD) -> np.ndarray:
     """Targets [n, L] int64 of rows of tokens [n, L]: the token after each, `IGNORED` where either is padding."""
     targets = np.full(tokens.shape, IGNORED, np.int64)
     before, after = tokens[:, :-1], tokens[:, 1:]
@@ -21,7 +24,7 @@ def next_tokens(tokens: np.ndarray, pad: int = 0) -> np.ndarray:
 
 
 def with_next(arrays: Mapping[str, Any], label: str, kind: Target | None) -> Mapping[str, Any]:
-    """The arrays, and where tokens are to be learnt and have no targets, those of `next_tokens`; 0 is padding."""
+    """The arrays, and where tokens are to be learnt and have no targets, those of `next_tokens`."""
     pairs = {"x": label, "test_x": "test_y"} if kind == "tokens" else {}
     rows = {y: np.asarray(arrays[x]) for x, y in pairs.items() if x in arrays and y not in arrays}
     return {**arrays, **{y: next_tokens(x) for y, x in rows.items() if _are_rows(x)}}
@@ -60,5 +63,5 @@ def token_targets(
         raise UserError(f"{where}: {y} has the class {wrong[0]}; write 0, 1, ..., and {IGNORED} where there is none")
     every = [targets, *([np.asarray(arrays["test_y"])] if "test_y" in arrays else [])]
     names = [str(k) for k in range(classes or max(2, *(int(one.max(initial=0)) + 1 for one in every)))]
-    note = None if kind else f"{y}: rows as long as the samples, taken as a class a token; --target-kind says otherwise"
+    note = None if kind else f"{y}: {GUESS}"
     return Targets("tokens", targets.astype(np.int64), names, note)

@@ -46,6 +46,7 @@ class Card(BaseModel):
     data: str
     preprocessing: Preprocessing | None
     unit: Annotated[list[list[float]], Field(min_length=2, max_length=2)] | None
+    pad: int | None = None  # the token that fills samples up; not in folders of before
 
 
 def check(content: Any, path: Path) -> dict[str, Any]:
@@ -79,4 +80,5 @@ def card(problem: Supervised, model: str) -> dict[str, Any]:
         "data": data.name,
         "preprocessing": data.preprocessing,
         "unit": data.unit,
+        "pad": problem.pad if problem.pad is not None else (data.preprocessing or {}).get("pad"),
     }

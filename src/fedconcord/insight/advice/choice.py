@@ -243,7 +243,7 @@ def _named(config: Config, pick: Pick, rule: Rule) -> Named:
         why=pick.why,
         source=rule.condition.source,
         up=_sent(config, job, costs),
-        down=round(costs.down * _model_bytes(job)),
+        down=job.cost.down if job.algorithm.facts.factors else round(costs.down * _model_bytes(job)),
         kept=row_bytes(job),
         gradients=1 + costs.step_gradients,
     )
@@ -259,8 +259,9 @@ def ranges(name: str) -> dict[str, str]:
 
 
 def _sent(config: Config, job: Job, costs: catalogue.Costs) -> int:
-    """Bytes that a client sends in a round; `job.cost`, which knows compressed ones, imports torch's compiler."""
-    if config.upload is not None:
+    """Bytes that a client sends in a round; `job.cost`, which knows compressed ones and factors, imports torch's
+    compiler."""
+    if config.upload is not None or job.algorithm.facts.factors:
         return job.cost.up
     return round(costs.up * _model_bytes(job)) + int(costs.up_scalars) * job.problem.objective.dtype.itemsize
 

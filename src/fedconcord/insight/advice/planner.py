@@ -152,7 +152,8 @@ def read_algorithm(text: str) -> tuple[str, Algorithm]:
     rule = None if aggregate is None else part("aggregate", aggregate)
     if isinstance(rule, FactorRule):
         raise UserError(
-            f"method {call.name}: a plan has no model with factors, given aggregate={aggregate}; leave it out"
+            f"method {call.name}: a plan has no model with factors, given aggregate={aggregate}; leave it out, and "
+            "give the bytes of a client's factors as --model-bytes, of different ranks their mean"
         )
     label = str(settings.get("label") or text)
     return label, with_parts(algorithm, call.name, label, rule, upload, server)
@@ -180,7 +181,7 @@ def sizes_of(name: str, algorithm: Algorithm, of: Federation) -> Sizes:
     rules, buffer = Rules(sampling.uniform(), devices=clock.equal()), max(1, of.cohort // 10)
     return Sizes(
         method=name,
-        cost=bytes_of(algorithm, messages),
+        cost=bytes_of(algorithm, messages, of.clients),
         before=tree_bytes(messages.share),
         total=tree_bytes(share) + tree_bytes(messages.answer),
         nests=algorithm.phases.combine is None,

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedconcord.federation.data.dataset import IGNORED
+from fedconcord.federation.data.own import load as load_arrays
 from fedconcord.federation.data.preprocess import Part, features
 from fedconcord.interface.trained.program import DTYPE, load
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, reason
 
 BATCH = 1024
+TOKENS = 4096  # at once; of 50,000 words 800 MB
 IMAGES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"))
 THRESHOLD = 0.5  # of a label that may hold with others
 SHOWN = 3  # rows that a warning names
@@ -31,6 +34,7 @@ class Batch(NamedTuple):
     raw: np.ndarray  # [b, *shape]
     beside: Mapping[str, Sequence[str | None]] = MappingProxyType({})  # of a table: columns that are no inputs [b]
     unseen: Sequence[str] = ()  # of a table [b]: the row's texts that no training row had
+    places: np.ndarray | None = None  # of tokens [b, L] bool: those that have a class to be told
 
 
 def predict(
@@ -50,6 +54,9 @@ def predict(
     may hold together: those with probability 0.5 or more, separated by semicolons, and a column `p_LABEL` each. Of a
     table the columns that are neither inputs nor labels, such as a patient's number, come first, and a last column
     `unseen` names texts that no training row had; the answer rests on the other columns then, and a warning says so.
+
+    A class for each token is a line a token: its `position` in the row, itself, its class, and the probability `p` of
+    it. Padding has no line, nor has what an array `y` beside `x` says to have no class (-100).
 
     Args:
         threshold: of two classes the second is said from this probability on, in place of the more probable one; of
@@ -81,7 +88,13 @@ def predict(
                 beside = [column[k] for column in batch.beside.values()]
                 last = batch.unseen[k : k + 1]
                 unseen.extend(f"row {name}: {text}" for text in last if text)
-                yield [name, *beside, *_cells(trained.card, answer, threshold), *last]
+                cells = (
+                    [_cells(trained.card, answer, threshold)]
+                    if batch.places is None
+                    else _of_tokens(trained.card, batch.raw[k], answer, batch.places[k])
+                )
+                for mine in cells:
+                    yield [name, *beside, *mine, *last]
             batch = next(batches, None)
 
     path = Path(out)
@@ -110,7 +123,8 @@ def check_threshold(card: Mapping[str, Any], threshold: float | None) -> None:
     if not 0 < threshold < 1:
         raise UserError(f"the threshold must be a probability between 0 and 1, given {threshold:g}")
     if card["target"] != "labels" and (card["target"], card["outputs"]) != ("class", 2):
-        what = "numbers" if card["target"] == "number" else f"one of {card['outputs']} classes"
+        others = {"number": "numbers", "tokens": "a class for each token"}
+        what = others.get(card["target"], f"one of {card['outputs']} classes")
         raise UserError(
             f"a threshold is for two classes or for labels that may hold together, and this model answers {what}; "
             "leave it out"
@@ -130,6 +144,8 @@ def _outputs(card: Mapping[str, Any]) -> list[str]:
 def _header(card: Mapping[str, Any]) -> list[str]:
     if card["target"] == "number":
         return _outputs(card)
+    if card["target"] == "tokens":
+        return ["position", "token", "label", "p"]
     return ["label" if card["target"] == "class" else "labels", *(f"p_{name}" for name in _outputs(card))]
 
 
@@ -141,6 +157,16 @@ def _cells(card: Mapping[str, Any], answer: np.ndarray, threshold: float | None)
         return [_outputs(card)[best], *answer]
     least = THRESHOLD if threshold is None else threshold
     return [";".join(name for name, p in zip(_outputs(card), answer, strict=True) if p >= least), *answer]
+
+
+def _of_tokens(
+    card: Mapping[str, Any], row: np.ndarray, answer: np.ndarray, places: np.ndarray
+) -> Iterator[list[object]]:
+    """Where, which and what each token is of a row [L] with probabilities [L, classes or more]."""
+    names, classes = _outputs(card), answer.argmax(-1)
+    for t in np.flatnonzero(places):
+        best = int(classes[t])
+        yield [t, row[t], names[best] if best < len(names) else best, answer[t, best]]  # a vocabulary has more
 
 
 # -- inputs --------------------------------------------------------------------------------------------------------
@@ -161,6 +187,8 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
     kind = path.suffix.lower()
     if kind in IMAGES:
         return _images(card, path)
+    if card["target"] == "tokens" and kind in (".npy", ".npz"):
+        return _rows(card, _shaped(card, _array(path), path), path)
     if kind in (".npy", ".npz"):
         return _cut(_shaped(card, _array(path), path))
     if kind in (".csv", ".parquet"):
@@ -168,10 +196,26 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
     raise UserError(f"{path} is none of .npy, .npz, .csv, .parquet, an image or a folder of images; convert it")
 
 
-def _cut(array: np.ndarray, first: int = 0) -> Iterator[Batch]:
+def _rows(card: Mapping[str, Any], array: np.ndarray, path: Path) -> Iterator[Batch]:
+    """Rows of tokens [n, L] a few at a time, as there is a probability for each token and class."""
+    classes = load_arrays(path).get("y") if path.suffix.lower() == ".npz" else None
+    if classes is not None and classes.shape != array.shape:
+        raise UserError(
+            f"{path}: y has shape {classes.shape}, and x has {array.shape}; give a class for each token, or leave y out"
+        )
+    a = 0
+    for batch in _cut(array, size=max(1, TOKENS // array.shape[1])):
+        places = np.ones(batch.raw.shape, bool) if card.get("pad") is None else batch.raw != card["pad"]
+        if classes is not None:
+            places &= classes[a : a + len(places)] != IGNORED
+        a += len(places)
+        yield batch._replace(places=places)
+
+
+def _cut(array: np.ndarray, first: int = 0, size: int = BATCH) -> Iterator[Batch]:
     """Its rows [n, *shape] a few at a time; the first of them has this number."""
-    for a in range(first, first + len(array), BATCH):
-        part = array[a - first : a - first + BATCH]
+    for a in range(first, first + len(array), size):
+        part = array[a - first : a - first + size]
         bad = ~np.isfinite(np.asarray(part, np.float64)).reshape(len(part), -1).all(1)
         if bad.any():
             raise UserError(f"row {a + int(bad.argmax())} holds NaN or infinite values; drop or fill them")

@@ -1,9 +1,9 @@
 """model.json, the model that it describes, and that model as a program: `torch.export` or ONNX.
 
 A program takes raw inputs [batch, *shape] as the data's files have them (pixels from 0 to 255), float32, or int64 for a
-model that embeds symbols. It returns class probabilities [batch, classes], the numbers of a regression in the label's
-own unit, or the probability of each label. Preprocessing that is arithmetic is inside it; what is not (the columns of a
-table) is in the JSON file beside it, and `fedconcord predict` does it.
+model that embeds symbols. It returns class probabilities [batch, classes], those of each token [batch, L, classes], the
+numbers of a regression in the label's own unit, or the probability of each label. Preprocessing that is arithmetic
+is inside it; what is not (the columns of a table) is in the JSON file beside it, and `fedconcord predict` does it.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Program(nn.Module):
                 self.register_buffer(name, torch.tensor(scale[name], dtype=torch.float32).reshape(-1, *rest))
 
     def forward(self, raw: Tensor) -> Tensor:
-        """[batch, *shape] -> [batch, outputs]."""
+        """[batch, *shape] -> [batch, outputs], or [batch, L, outputs or more] of tokens."""
         x = raw
         if self.divide is not None:
             x = (x / self.divide - self.mean) / self.std
         out: Tensor = self.model(x if self.symbols else x.to(self.dtype))
         if self.target == "number":
             return out.double() * self.factor + self.offset if self.unit else out.double()
-        return (torch.softmax(out, -1) if self.target == "class" else torch.sigmoid(out)).float()
+        return (torch.sigmoid(out) if self.target == "labels" else torch.softmax(out, -1)).float()
 
 
 def load(
@@ -109,10 +109,6 @@ def load(
     if kind != FORMAT:
         raise UserError(f"{run / 'model.json'}: its format is {kind!r}, this version reads {FORMAT}")
     about = check(about, run / "model.json")
-    if about["target"] == "tokens":
-        raise UserError(
-            f"{run} has a model of tokens, which answers no sample; load {file.name} into the module itself"
-        )
     if not force and (status == "diverged" or not all(bool(leaf.isfinite().all()) for leaf in weights.values())):
         raise UserError(
             f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
@@ -201,7 +197,8 @@ def export(
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    about = dict(trained.card) | {"input": _described(trained.card), "output": MEANING[trained.card["target"]]}
+    meaning = MEANING[trained.card["target"]].format(length=trained.card["shape"][0])
+    about = dict(trained.card) | {"input": _described(trained.card), "output": meaning}
     files.write_json(path.with_name(path.name + ".json"), about)
     return path
 
@@ -211,6 +208,7 @@ MEANING = {
     "class": "float32 [batch, outputs], the probability of each class",
     "number": "float64 [batch, outputs], the numbers",
     "labels": "float32 [batch, outputs], the probability of each label",
+    "tokens": "float32 [batch, {length}, outputs], the probability of each class at each token (none at padding)",
 }
 
 
@@ -218,7 +216,8 @@ def _described(card: Mapping[str, Any]) -> str:
     shape = ", ".join(map(str, ("batch", *card["shape"])))
     kind = str(DTYPE[card["inputs"]]).removeprefix("torch.")
     table = (card["preprocessing"] or {}).get("kind") == "table"
-    return f"{kind} [{shape}], {'after the preprocessing below' if table else 'raw'}"
+    rest = "" if card.get("pad") is None else f", filled up with the token {card['pad']}"
+    return f"{kind} [{shape}], {'after the preprocessing below' if table else 'raw'}{rest}"
 
 
 def _save(trained: Trained, format: Kind, path: Path) -> None:

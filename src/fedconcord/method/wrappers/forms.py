@@ -26,7 +26,6 @@ from fedconcord.method.contract import (
     cohort_of,
     map_moves,
     sender_of,
-    tree_bytes,
     tree_leaves,
     tree_map,
     weights,
@@ -46,15 +45,6 @@ class Forms(NamedTuple):
     settled: Tree  # to it after the server's step, or ()
     share: Tree  # from it before round 0, or ()
     local: Local  # what its local steps start from
-
-    @property
-    def bytes_down(self) -> int:
-        """Before the local steps: what the server sends after them is `settled`."""
-        return tree_bytes(self.down) + tree_bytes(self.answer)
-
-    @property
-    def bytes_up(self) -> int:
-        return tree_bytes(self.up) + tree_bytes(self.asked)
 
 
 def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
