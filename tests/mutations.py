@@ -101,6 +101,10 @@ def adaptive(old: str, new: str) -> Mutation:
     return Mutation((Edit("method/wrappers/privacy.py", old, new),), ("tests/method/test_adaptive_clip.py",))
 
 
+def own(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(f"method/{file}", old, new),), ("tests/method/test_personal.py", "-k", "equations"))
+
+
 def fednova(*edits: tuple[str, str]) -> Mutation:
     return Mutation(
         tuple(Edit("method/algorithms/fednova.py", *e) for e in edits),
@@ -200,6 +204,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/algorithms/fedavg.py", "Pull(mu, x)", "Pull(-mu, x)"),),
         (FIXED, "-k", "identities or solver"),
     ),
+    "apfl: the own part is trained without the mixture": own(
+        "contract/nested.py", "at.gradient(torch.addcmul(at.x, apart, self.share))", "at.gradient(self.v.clone())"
+    ),
+    "apfl: the share moves at every step": own("contract/nested.py", "if at.k == 0 and self.rate", "if self.rate"),
     "extrapolation: shorter steps too": server((".clamp(min=1.0)", "")),
     "extrapolation: the factor 2 forgotten": server(("square / (2 * (delta", "square / (1 * (delta")),
     "extrapolation: lengths without weights": server(("sender.w * up.square", "up.square / cohort.n")),

@@ -45,7 +45,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     # compiled steps of second models, of steps inside a step and ahead: 60 lines; steps with noise of their own: 190
     # clients that hold parts of the model, by the ranks of their factors: 110 lines; replies of several rounds: 5
-    "method": Wing(11505, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # mixtures of two models (APFL) on the step that Ditto has: 65 lines
+    "method": Wing(11570, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -199,7 +200,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # low-rank factors of different ranks, each client sent its own rows and columns: 165; steps with noise: 395
     # asynchronous rounds over messages: 30 of which orders carry which model, and of updates whose order is not drawn
     # gone: fields by their former names, 100; modules by their former paths, 101
-    assert sum(sizes().values()) <= 46_256
+    # each client answers with a mixture of its model and the server's: 65
+    assert sum(sizes().values()) <= 46_320
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

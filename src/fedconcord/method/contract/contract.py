@@ -264,7 +264,8 @@ class Algorithm:
         broadcast: server -> what the cohort is sent: the model x [d], or what has it as a field `x`.
         init_client: x^0 [d] -> a client's state before its first round.
         models: server -> the models that it offers, by name; the first one is the method's result.
-        client_model: row -> the client's own model [d], for methods whose result is one model per client.
+        client_model: (row, x [d]) -> the client's own model [d], x the server's; for methods whose result is one model
+                per client.
         weights: how the server weighs the cohort; see `contract.weights`.
         phases: what is exchanged beside one message of each client in each round.
             prologue: all clients are asked once before round 0.
@@ -328,7 +329,7 @@ class Algorithm:
     broadcast: Callable[[Tree], Tree] = lambda server: server.x
     init_client: Callable[[Tensor], Tree] = lambda x: ()
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}
-    client_model: Callable[[Tree], Tensor] | None = None
+    client_model: Callable[[Tree, Tensor], Tensor] | None = None
     weights: Weights = "uniform"
     phases: Phases = Phases()
     needs: Needs = Needs()

@@ -78,7 +78,7 @@ def lift(
         finish=finish,
         update=update,
         models=lambda state: algorithm.models(servers.get(state)),
-        client_model=client_model and (lambda state: client_model(rows.get(state))),
+        client_model=client_model and (lambda state, x: client_model(rows.get(state), x)),
         phases=phases._replace(
             asynchronous=None,  # until the wrapper is known to be right with it
             portion=None,  # which is of the messages as they were: no wrapper goes around one
