@@ -42,7 +42,7 @@ def lift(
     """
     rows, servers, downs = (WHOLE if around is None else INNER for around in (row, server, down))
     client_model, memory, step = algorithm.client_model, algorithm.facts.memory, algorithm.step
-    hessian_at, addition, previous = step.hessian_at, step.addition, step.previous
+    hessian_at, addition, previous, prototypes = step.hessian_at, step.addition, step.previous, step.prototypes
     phases = algorithm.phases
     prologue, prelude = phases.prologue, phases.prelude
     combine, settle, unheard = phases.combine, phases.settle, phases.unheard
@@ -102,6 +102,7 @@ def lift(
             hessian_at=hessian_at and (lambda sent, state: hessian_at(downs.get(sent), rows.get(state))),
             addition=addition and (lambda message: addition(downs.get(message))),
             previous=previous and (lambda state, x: previous(rows.get(state), x)),
+            prototypes=prototypes and (lambda message: prototypes(downs.get(message))),
         ),
         facts=algorithm.facts._replace(
             numbers=lambda state: algorithm.facts.numbers(servers.get(state)),
