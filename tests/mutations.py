@@ -101,6 +101,14 @@ def adaptive(old: str, new: str) -> Mutation:
     return Mutation((Edit("method/wrappers/privacy.py", old, new),), ("tests/method/test_adaptive_clip.py",))
 
 
+def own(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(f"method/{file}", old, new),), ("tests/method/test_personal.py", "-k", "equations"))
+
+
+def prototypes(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(file, old, new),), ("tests/method/test_prototypes.py",))
+
+
 def fednova(*edits: tuple[str, str]) -> Mutation:
     return Mutation(
         tuple(Edit("method/algorithms/fednova.py", *e) for e in edits),
@@ -130,7 +138,7 @@ MUTATIONS: dict[str, Mutation] = {
         "method/wrappers/factors.py", "torch.cat([1 - senders.w.sum(0, keepdim=True)", "torch.cat([0 * senders.w[:1]"
     ),
     "fedex: clients train without what was added": factors(
-        "method/step/assignment.py", "=algorithm.step.addition(down)", "=0 * algorithm.step.addition(down)"
+        "method/step/assignment.py", "{name: of(down).flatten()}", "{name: 0 * of(down).flatten()}"
     ),
     "flora: clients taken to begin with all ranks": Mutation(
         (Edit("method/wrappers/factors.py", "_within(parts, server.x, senders.id)", "server.x"),), MIXED_RANKS
@@ -199,6 +207,19 @@ MUTATIONS: dict[str, Mutation] = {
     "fedprox: pushes away": Mutation(
         (Edit("method/algorithms/fedavg.py", "Pull(mu, x)", "Pull(-mu, x)"),),
         (FIXED, "-k", "identities or solver"),
+    ),
+    "apfl: the own part is trained without the mixture": own(
+        "contract/nested.py", "at.gradient(torch.addcmul(at.x, apart, self.share))", "at.gradient(self.v.clone())"
+    ),
+    "apfl: the share moves at every step": own("contract/nested.py", "if at.k == 0 and self.rate", "if self.rate"),
+    "proto: means of clients' means": prototypes(
+        "method/wrappers/terms.py", "Prototyped(up, sums)", "Prototyped(up, sums / sums[..., -1:].clamp(min=1))"
+    ),
+    "proto: a class that nobody has is forgotten": prototypes(
+        "method/wrappers/terms.py", "count.clamp(min=1), server.classes)", "count.clamp(min=1), 0.0)"
+    ),
+    "proto: classes without one are drawn to 0": prototypes(
+        "method/wrappers/terms.py", "return distance * view.has_prototype[view.targets]", "return distance"
     ),
     "extrapolation: shorter steps too": server((".clamp(min=1.0)", "")),
     "extrapolation: the factor 2 forgotten": server(("square / (2 * (delta", "square / (1 * (delta")),

@@ -61,6 +61,7 @@ TABLE = {
     "ditto": Row({"lam": 0.5}, mean=True, private=True, paced=False),
     "pfedme": Row({"lam": 1.0, "steps": 3}, mean=True, private=True, read=False),
     "perfedavg": Row({"a": 0.05}, mean=True, private=True, read=False),
+    "apfl": Row({"alpha": 0.4}, mean=True, private=True, paced=False),
     "fedasync": Row(mean=True),
     "ca2fl": Row(private=True),
 }

@@ -466,7 +466,7 @@ REFUSALS: dict[str, tuple[str, Callable[[], Algorithm], str]] = {
     "an attack": ("fedex", lambda: with_hostile(fedavg(), ipm(), 0, 7), "looks at other clients takes them apart"),
     "private": ("hlora", lambda: with_privacy(fedavg(), 1.0, 1.0, "central", 5), "privacy covers their sum alone"),
     "silent rounds": ("rolora", lambda: make("fedpd"), "this method's rounds are not one message"),
-    "own models": ("fedex", lambda: replace(fedavg(), client_model=lambda row: row), "the method has one for each"),
+    "own models": ("fedex", lambda: replace(fedavg(), client_model=lambda row, x: row), "the method has one for each"),
 }
 
 

@@ -67,7 +67,7 @@ SETTINGS = {
     "normed": Solver(pace=normed(), clip_direction=0.5),
     "lbfgs": Solver(kind="lbfgs", weight_decay=0.1),
 }
-NESTED = ("ditto", "pfedme", "perfedavg")  # whose pieces take further gradients: test_personal has their closed forms
+NESTED = ("ditto", "apfl", "pfedme", "perfedavg")  # of further gradients; test_personal has their closed forms
 ALLOWED = [
     (name, key)
     for name in METHODS
@@ -141,6 +141,7 @@ ROWS = {
     "a mean of gradients": Row((MeanGradient(ZEROS), Scale(0.5)), ""),
     "ascent with a dual": Row((Ascent(0.1, vectors(5, D), vectors(D)),), "CR"),
     "beside": Row((Beside(0.5, 0.1, vectors(D), vectors(5, D)), PULL), "CR"),
+    "beside, mixed": Row((Beside(0.5, 0.1, vectors(D), vectors(5, D), vectors(5, 1).sigmoid(), 0.1), PULL), "R"),
     "look": Row((Look(0.1), PULL), "CR"),
     "moreau": Row((Moreau(0.5, 3, 0.1, ZEROS), PULL), "CR"),
     "snapshot": Row((Snapshot(vectors(D)),), "FCR"),

@@ -130,4 +130,4 @@ def test_an_own_that_is_no_model_is_found() -> None:
 
     made = partial(fedper(), head=2)
     with pytest.raises(CheckFailedError, match="a model a row from own"):
-        check_algorithm(lambda: replace(made(), client_model=lambda row: row.x[..., :2]))
+        check_algorithm(lambda: replace(made(), client_model=lambda row, x: row.x[..., :2]))

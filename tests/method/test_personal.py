@@ -68,7 +68,7 @@ def test_the_methods_by_name(engine: Serial | Stacked) -> None:
         assert not torch.allclose(expected, BOWLS.optimum(np.full(8, 1 / 8)), atol=1e-3)
     model = METHODS["pfedme"]().client_model
     assert model is not None
-    for each, mine, theta in zip(h, b, model(rows), strict=True):
+    for each, mine, theta in zip(h, b, model(rows, x), strict=True):
         y = x  # after the steps before the last, from which theta goes off
         lean = torch.linalg.matrix_power(one - 0.1 * (each + 2.0 * one), 4)
         goal = torch.linalg.solve(each + 2.0 * one, each)
@@ -119,6 +119,73 @@ def test_ditto_on_a_method_that_is_exact() -> None:
     one = torch.eye(6, dtype=torch.float64)
     expected = torch.linalg.solve(BOWLS.H_mean + 0.7 * one, BOWLS.b_mean + 0.7 * best)
     torch.testing.assert_close(rows.v, expected, rtol=1e-10, atol=1e-10)
+
+
+class Box(NamedTuple):
+    """APFL on quadratics, written plainly: H_i (. - b_i) at every step."""
+
+    x: Tensor  # [d]
+    v: Tensor  # [8, d]
+    a: Tensor  # [8]
+
+    def after(self, t: int, alpha_lr: float, lr: float) -> "Box":
+        ends, v, a = [], self.v.clone(), self.a.clone()
+        for i, steps in enumerate(work_of(t)):
+            w = self.x.clone()
+            for k in range(steps):
+                u = a[i] * v[i] + (1 - a[i]) * w
+                slope = BOWLS.H_mean[i] @ u - BOWLS.b_mean[i]
+                moved = v[i] - lr * a[i] * slope
+                if k == 0:
+                    a[i] = min(max(float(a[i] - alpha_lr * (v[i] - w) @ slope), 0.0), 1.0)
+                v[i] = moved
+                w = w - ETA * (BOWLS.H_mean[i] @ w - BOWLS.b_mean[i])
+            ends.append(w)
+        return Box(torch.stack(ends).mean(0), v, a)
+
+
+UNEQUAL = Schedule(seed=1, cohort=8, lr=ETA, work=uniform(1, 5), batch_size=None)
+
+
+def work_of(t: int) -> list[int]:
+    return [int(k) for k in UNEQUAL.plan(t, METHODS["apfl"](), BOWLS.roster).steps]
+
+
+@pytest.mark.parametrize(
+    "engine", [Serial(), pytest.param(Stacked(3, 2), marks=pytest.mark.slow)], ids=["serial", "stacked"]
+)
+@pytest.mark.parametrize(("alpha_lr", "lr"), [(None, None), (0.02, 0.2), (0.0, None), (5.0, None)])
+def test_apfl_is_its_equations(engine: Serial | Stacked, alpha_lr: float | None, lr: float | None) -> None:
+    """Unequal work, several rounds; the last rate has shares at both ends of [0, 1]."""
+    method = replace(METHODS["apfl"](alpha=0.4, alpha_lr=alpha_lr, lr=lr), client_model=None)
+    this = Job(BOWLS, method, UNEQUAL, Solver(oracle=Oracle("full")), engine)
+    first = BOWLS.init(1)
+    box = Box(first, first.expand(8, -1), torch.full((8,), 0.4, dtype=torch.float64))
+    for t in range(6):
+        box = box.after(t, ETA if alpha_lr is None else alpha_lr, ETA if lr is None else lr)
+    state = run(this, 6)
+    rows = state.store.gather(np.arange(8))
+    torch.testing.assert_close(state.server.x, box.x, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(rows.v, box.v, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(rows.share[:, 0], box.a, rtol=1e-12, atol=1e-12)
+    if alpha_lr == 5.0:
+        assert {float(box.a.min()), float(box.a.max())} == {0.0, 1.0}
+
+
+def test_apfl_ends_in_each_clients_own_optimum_whatever_its_share() -> None:
+    """With one exact step a round; its server is FedAvg's to the bit, and with the share 0 so is every own model."""
+    best = torch.linalg.solve(BOWLS.H_mean, BOWLS.b_mean)
+    for alpha in (0.3, 0.9):
+        method = METHODS["apfl"](alpha=alpha, alpha_lr=0.0, lr=0.3 / alpha**2)
+        x, rows, _ = ends(method, 1500, steps=1)
+        assert method.client_model is not None
+        torch.testing.assert_close(method.client_model(rows, x), best, rtol=1e-9, atol=1e-9)
+        assert float((x - best).abs().min()) > 1e-4
+    none = METHODS["apfl"](alpha=0.0, alpha_lr=0.0)
+    x, rows, _ = ends(none, 20)
+    assert torch.equal(x, ends(fedavg(), 20).x)
+    assert none.client_model is not None
+    assert torch.equal(none.client_model(rows, x), x.expand(8, -1))
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,6 @@ def test_lbfgs_takes_both_parts() -> None:
             r"local.private 'head\.\*' matches no trainable parameter of the model; its names are '1\.weight', ",
         ),
         ("4.*", r"did you mean '3\.\*'\?"),
-        ("*", r"matches every trainable parameter of the model, so that nothing is left to share"),
     ],
 )
 def test_patterns_that_are_none(private: str, said: str) -> None:

@@ -29,7 +29,17 @@ from fedconcord.method.step.assignment import block_gradients, with_conditions, 
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.optimisers import adamw, with_optimiser
 from fedconcord.method.wrappers.tables import with_table
-from fedconcord.method.wrappers.terms import TERMS, decorr, distil, logit_calibration, moon, ntd, with_term
+from fedconcord.method.wrappers.terms import (
+    TERMS,
+    decorr,
+    distil,
+    feature_form,
+    logit_calibration,
+    moon,
+    ntd,
+    proto,
+    with_term,
+)
 from fedconcord.support.errors import UserError
 from table import make
 from tiers import tiers
@@ -57,7 +67,10 @@ VIEW = View(
     LAST,
     LAST_FEATURES,
     COUNTS,
+    numbers(C, WIDTH, seed=6),
+    torch.tensor([1.0, 1.0, 0.0, 1.0]).double(),
 )
+PROTOTYPES = torch.cat([VIEW.prototypes, VIEW.has_prototype[:, None]], 1)  # type: ignore[list-item,index]
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
@@ -113,6 +126,18 @@ def test_decorrelation_is_feddecorrs_on_the_samples_that_are_there() -> None:
     assert float(decorr().value(alone)) == 0  # as there
 
 
+def distances(f: Tensor, y: Tensor, table: Tensor) -> Tensor:
+    """FedProto's distances [B] to prototypes and 1, or 0 where there are none, [C, WIDTH + 1]: sample by sample."""
+    mean = [table[c, -1] * sum((f[k, j] - table[c, j]) ** 2 for j in range(WIDTH)) for k, c in enumerate(y.tolist())]
+    return torch.stack(mean) / WIDTH
+
+
+def test_prototypes_are_fedprotos_and_classes_without_one_give_nothing() -> None:
+    value = proto().value(VIEW)
+    torch.testing.assert_close(value, distances(FEATURES, TARGETS, PROTOTYPES), rtol=1e-12, atol=1e-14)
+    assert float(value[4]) == 0 < float(value[[0, 1, 2, 3, 5]].min())
+
+
 # -- the gradients of clients --------------------------------------------------------------------------------------
 
 SIZES = (7, 4, 9)
@@ -143,21 +168,27 @@ def problem(model: type[nn.Module] = Net, sizes: tuple[int, ...] = SIZES, target
 def under(objective: Objective, term: Term, server: Tensor, previous: Tensor | None) -> Objective:
     """The objective of clients 0, 1, 2, each with a last model of its own if there is one."""
     rows = None
-    algorithm = with_term(METHODS["fedavg"](), term)
+    algorithm = with_term(METHODS["fedavg"](), term, (C, WIDTH + 1))
     if term.looks_at("previous") and previous is not None:
         rows = algorithm.init_client(server)
         rows = rows._replace(model=previous, rounds=torch.ones(len(previous), 1).double())
-    return with_term_of(objective, algorithm, server, rows, np.arange(len(SIZES)))
+    there = with_term_of(objective, algorithm, server, rows, np.arange(len(SIZES)))
+    if "prototypes" not in term.needs:
+        return there
+    assert there.conditions is not None
+    assert there.under is not None
+    return there.under(there.conditions._replace(prototypes=PROTOTYPES.flatten()))
+
+
+def net(at: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and features of `Net`."""
+    w1, b1, w2, b2 = at.split([3 * WIDTH, WIDTH, WIDTH * C, C])
+    f = torch.tanh(inputs @ w1.view(WIDTH, 3).T + b1)
+    return f @ w2.view(C, WIDTH).T + b2, f
 
 
 def plain_loss(problem: Supervised, term: Term, client: int, x: Tensor, server: Tensor, previous: Tensor) -> Tensor:
     """The mean loss of a client with the term, by three models of torch's own."""
-
-    def net(at: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        w1, b1, w2, b2 = at.split([3 * WIDTH, WIDTH, WIDTH * C, C])
-        f = torch.tanh(inputs @ w1.view(WIDTH, 3).T + b1)
-        return f @ w2.view(C, WIDTH).T + b2, f
-
     mine = slice(*problem.offsets[client : client + 2].tolist())
     inputs, y = problem.x[torch.arange(mine.start, mine.stop)], problem.y[mine]
     (out, f), (s_out, s_f), (_, p_f) = (net(at, inputs) for at in (x, server, previous))
@@ -175,6 +206,8 @@ def plain_loss(problem: Supervised, term: Term, client: int, x: Tensor, server: 
         return loss + term.weight * 9 * F.kl_div(q.log_softmax(1), p.softmax(1), reduction="batchmean")
     if term.name == "logit_calibration":
         return F.cross_entropy(out - 0.1 * torch.bincount(y, minlength=C).double() ** -0.25, y)
+    if term.name == "proto":
+        return loss + term.weight * distances(f, y, PROTOTYPES).mean()
     return loss + term.weight * released_decorr(f)
 
 
@@ -388,7 +421,7 @@ EACH = [*product(("fedavg", "scaffold", "losac", "mimesvrg", "fedadmm_inexact"),
 @pytest.mark.parametrize(("method", "name"), tiers(EACH, quick=EACH[::4]))
 def test_engines_agree(method: str, name: str) -> None:
     term = TERMS[name]()
-    algorithm = with_term(make(method), term)
+    algorithm = with_term(make(method), term, feature_form(small().objective, term))
     job = Job(small(), algorithm, SCHEDULE, engine=Serial())
     if term.per == "batch" and method in ("losac", "mimesvrg"):
         with pytest.raises(UserError, match="f_i is no mean over samples"):
@@ -588,9 +621,8 @@ def test_a_term_in_a_comparison_is_a_methods_own_and_no_baselines(tmp_path: Path
 
 
 def test_what_papers_call_a_method_is_named_where_it_is_looked_for() -> None:
-    for name in ("fedntd", "MOON", "FedLC", "feddecorr"):
-        with pytest.raises(
-            UserError, match=r"in the clients' loss, .*; use method fedavg and --term (ntd|moon|logit|decorr)"
-        ):
+    for name in ("fedntd", "MOON", "FedLC", "feddecorr", "fedproto"):
+        words = r"in the clients' loss, .*; use method fedavg and --term (ntd|moon|logit|decorr|proto --local-private)"
+        with pytest.raises(UserError, match=words):
             fedconcord.run(name, **QUICK)
     assert "FedNTD --term ntd" in make_listing()["legend"]

@@ -25,7 +25,7 @@ from tiers import tiers
 
 PAGE = ROOT / "docs" / "referee.md"
 PARAMETERS = {"norm_clip": "radius=0.3", "centred_clip": "radius=0.3"}
-REFUSED = ("fedpaq", "ditto", "pfedme")
+REFUSED = ("fedpaq", "ditto", "apfl", "pfedme")
 JUDGED = [f"{name}({PARAMETERS.get(name, '')})" for name in spec.JUDGED if name not in REFUSED]
 
 

@@ -218,6 +218,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "network": {"model": "2nn", "rounds": 2},
     "ranks": {"model": "2nn", "rounds": 2, "adapters": "lora(where='1|3',rank=[1,3])", "aggregate": "flora"},
     "ranks, cut": {"model": "2nn", "rounds": 2, "adapters": "lora(where='1|3',rank=[1,3])", "aggregate": "hlora"},
+    "prototypes": {"model": "2nn", "rounds": 2, "local": {"term": "proto"}},
     "fedex": {"model": "2nn", "rounds": 2, "adapters": "lora(where='1|3',rank=2)", "aggregate": "fedex"},
 }
 

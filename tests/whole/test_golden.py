@@ -66,6 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
     "low rank": {"method": "losac", "data": "low_rank(dim=8, rank=2, samples=10)", "steps": 4, "lr": 0.01},
     "semi-supervised": {"method": "fedvra", "task": "semi", "labels": "labelled(0.2)", "rounds": 3},
     "clustering": {"method": "fedavg", "task": "clustering(k=4)", "rounds": 3, "lr": 0.01},
+    "scaffold, prototypes": {"method": "scaffold", "term": "proto", "model": "2nn", "rounds": 3},
+    "fedproto": {"method": "fedavg", "term": "proto", "model": "2nn", "rounds": 3, "settings": {"local.private": "*"}},
 }
 COUNTS = ("round", "bytes_up", "bytes_down", "gradient_steps")
 TOP = ("dropout", "late", "devices", "deadline", "availability", "task", "labels", "regulariser")

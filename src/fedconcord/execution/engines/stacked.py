@@ -51,7 +51,7 @@ from fedconcord.method.step.assignment import (
 )
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.private import joint_of
-from fedconcord.method.step.samples import full_gradient, losses
+from fedconcord.method.step.samples import full_gradient, losses, with_features
 from fedconcord.method.step.step import solve_together, tables_of
 
 
@@ -308,7 +308,7 @@ class StackedCohort:
         local_result, cost = solve_together(
             objective, assignment, local, ids, orders, is_compiled, graphs, joint, tables
         )
-        local_result, private = joint.cut(local_result, private)
+        local_result, private = joint.cut(with_features(objective, algorithm, local_result, ids), private)
         up, rows = algorithm.finish(down, rows, local_result, client)
         computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
         if phase is None:

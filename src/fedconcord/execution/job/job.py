@@ -152,7 +152,7 @@ def own_models(job: Job, state: State) -> Models:
             return None
         whole = state.store.gather(one)
         row, private = (whole.row, whole.private) if has_parts else (whole, None)
-        mine = x if client_model is None else client_model(row)[0]
+        mine = x if client_model is None else client_model(row, x)[0]
         return mine if private is None else torch.cat([mine, private[0]])
 
     return model

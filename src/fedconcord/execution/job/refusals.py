@@ -50,6 +50,11 @@ def reasons(job: Job) -> Iterator[str]:
     yield from _of_ranks(job)
     yield from _of_layers(job)
     if isinstance(objective.private, Parts):
+        if objective.dim == 0 and algorithm.step.prototypes is None:
+            yield (
+                "local.private matches every trainable parameter of the model, so that nothing is left to share; leave "
+                "one out, add local.term proto, or compare with the baseline local"
+            )
         is_windowed = objective.private.frozen or objective.private.before
         if job.solver.kind == "lbfgs" and is_windowed:
             yield "L-BFGS moves all of a model at once; leave local.private_steps out, or use local SGD"
@@ -240,7 +245,7 @@ def _of_samples(job: Job, rule: StepNoise) -> Iterator[str]:
             "torch.nn.GroupNorm in its place"
         )
     term = algorithm.step.term
-    if term is not None and (term.per == "batch" or "class_counts" in term.needs):
+    if term is not None and (term.per == "batch" or {"class_counts", "prototypes"} & {*term.needs}):
         yield f"{why} clips the gradient of each sample alone, and term {term.name} looks at others; leave it out"
 
 
@@ -249,7 +254,8 @@ def _of_term(job: Job) -> Iterator[str]:
     term, draws = job.algorithm.step.term, job.assignment.draws
     if term is None:
         return
-    if isinstance(job.problem.objective.private, Parts):
+    has_parts = isinstance(job.problem.objective.private, Parts)
+    if has_parts and (term.looks_at("server") or term.looks_at("previous")):
         yield f"term {term.name} is of a model that all share, and parts of this one are private; leave one of them out"
         return
     if job.algorithm.step.code is not None:

@@ -28,7 +28,7 @@ def with_private(
     """The problem whose model has these private parameters: patterns of their names as in `fnmatch`, separated by "|".
 
     Raises:
-        UserError: a pattern matches no parameter, or together they match all.
+        UserError: a pattern matches no parameter.
     """
     whole = copy.copy(problem)
     for name in ("objective", "forward"):
@@ -62,7 +62,7 @@ class PrivateParts:
         return self._of(self.whole.objective)
 
     def _of(self, both: Objective) -> Objective:
-        d, hessian = self.dim, both.hessian
+        d, hessian, under = self.dim, both.hessian, both.under
 
         def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
             return both.gradients(self.joined(x), samples, weight)[:, :d]
@@ -79,7 +79,7 @@ class PrivateParts:
             accumulate=None,
             network=None,
             matrices=tuple(one for one in both.matrices if one[0] + one[1] * one[2] <= d),
-            under=None,
+            under=under and (lambda conditions: self._of(under(conditions))),
             pairs=(),
             private=Parts(self.first, both, self.before, self.frozen),
         )

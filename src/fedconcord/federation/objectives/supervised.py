@@ -151,6 +151,7 @@ class Supervised:
             matrices=self.layout.matrices(self.model),
             pairs=self.pairs,
             class_counts=None if self.target != "class" else self.class_counts,
+            feature_sums=None if self.termed is None else self.termed.feature_sums(self.samples, self.offsets),
             conditions=self.conditions,
             under=self.under,
             train=self.train,
@@ -299,8 +300,7 @@ class Supervised:
         inputs, targets = self.samples(samples)
         if self.in_turn or len(x) == 1:
             weights = [None] * len(x) if weight is None else [*weight]
-            each = zip(x, inputs, targets, weights, range(len(x)), strict=True)
-            return torch.stack([self._gradient(*one) for one in each])
+            return torch.stack([*map(self._gradient, x, inputs, targets, weights, range(len(x)))])
         with (
             vectorised(f"model {type(self.model).__name__} or its loss"),
             precision.products(self.numbers, self.device),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,6 +18,8 @@ from fedconcord.federation.objectives.losses import Loss
 from fedconcord.method.contract import Conditions, Term, View
 from fedconcord.method.contract.flat import Layout
 from fedconcord.support.errors import UserError, closest, foreign
+
+SLICE = 512  # samples of a client in one pass for its features
 
 
 def mapped(conditions: Conditions | None, samples: int) -> dict[str, Tensor]:
@@ -137,6 +140,7 @@ class Termed:
                     f"term {term.name} needs features that training changes, and nothing is trained before {layer}; "
                     "name a later layer, or use a deeper model"
                 )
+        self.form = outputs.shape[-1], 1 + (features.shape[-1] if isinstance(features, Tensor) else 0)  # C, F + 1
         here, counts = x.detach(), x.new_ones(1, outputs.shape[-1])
         conditions = Conditions(term=term, server=here + 0.01, previous=here[None] - 0.01, class_counts=counts)
         mine = {name: value[0] for name, value in conditions.mapped().items()}
@@ -166,6 +170,24 @@ class Termed:
             outputs, features = self.tap.forward(self.layout.values(x), inputs)
         return outputs.to(x.dtype), features.to(x.dtype) if isinstance(features, Tensor) else features
 
+    def feature_sums(
+        self, read: Callable[[Tensor], tuple[Tensor, Tensor]], offsets: np.ndarray
+    ) -> Callable[[Tensor, np.ndarray], Tensor] | None:
+        """`Objective.feature_sums` of samples that are read; None where the term asks for no prototypes."""
+
+        @torch.no_grad()
+        def sums(x: Tensor, places: np.ndarray) -> Tensor:
+            total = x.new_zeros(len(places), *self.form)
+            for into, at, place in zip(total, x, places.tolist(), strict=True):
+                every = torch.arange(offsets[place], offsets[place + 1], device=x.device)
+                for inputs, targets in map(read, torch.split(every, SLICE)):
+                    _, features = self.passes(at, inputs, "full")
+                    assert features is not None
+                    into.index_add_(0, targets, torch.cat([features, features.new_ones(len(features), 1)], 1))
+            return total
+
+        return sums if "prototypes" in self.term.needs else None
+
     def view(self, x: Tensor, batch: Batch) -> View:
         """What the term may look at of a batch at x [d]."""
         inputs, targets, weight, conditions, mine, numbers = batch
@@ -174,6 +196,10 @@ class Termed:
         losses = self.loss.per_sample(outputs, targets)
         weights = losses.new_full(losses.shape, 1 / len(losses)) if weight is None else weight
         view = View(outputs, targets, losses, weights, features, class_counts=mine.get("class_counts"))
+        if "prototypes" in self.term.needs:
+            flat = conditions.prototypes  # none before round 0
+            table = losses.new_zeros(self.form) if flat is None else flat.view(self.form)
+            view = view._replace(prototypes=table[:, :-1], has_prototype=table[:, -1])
         with torch.no_grad():
             if self.term.looks_at("server"):
                 assert conditions.server is not None

@@ -20,7 +20,7 @@ from fedconcord.method.algorithms.fedsmoo import fedsmoo
 from fedconcord.method.algorithms.fedvra import fedvra
 from fedconcord.method.algorithms.losac import fedsaga, losac
 from fedconcord.method.algorithms.mimesvrg import mimesvrg
-from fedconcord.method.algorithms.personal import ditto, perfedavg, pfedme
+from fedconcord.method.algorithms.personal import apfl, ditto, perfedavg, pfedme
 from fedconcord.method.algorithms.scaffold import fedgamma, scaffold
 from fedconcord.method.algorithms.vrlsgd import vrlsgd
 from fedconcord.method.contract import Algorithm
@@ -30,6 +30,6 @@ METHODS: dict[str, Callable[..., Algorithm]] = by_name(
     *(auto, fedsgd, fedavg, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, fedpaq, fedprox, fedsam, fedcm, mofedsam),
     *(mfl, fednova, fednova_vr, scaffold, vrlsgd, fedgamma, mimesvrg, fedsaga, losac, feddyn, fedspeed, fedsmoo),
     *(fedpd, fedadmm, fedadmm_inexact, fedhybrid, fedvra, afedpd, afedpdsam, afedpd_share, qffl, afl, ditto, pfedme),
-    *(perfedavg, fedasync, ca2fl),
+    *(perfedavg, apfl, fedasync, ca2fl),
 )
 """The methods: name -> factory of an `Algorithm`, whose parameters are the method's."""

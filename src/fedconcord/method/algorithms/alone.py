@@ -28,7 +28,7 @@ def local() -> Algorithm:
         contribute=lambda up, sender, cohort: (),
         update=lambda server, total, cohort: server,
         init_client=Model,
-        client_model=lambda row: row.x,
+        client_model=lambda row, x: row.x,
         phases=Phases(communicates=lambda cohort: False),
     )
 

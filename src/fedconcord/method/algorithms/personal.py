@@ -4,6 +4,13 @@ Ditto: Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1, with FedAvg for its ob
     y_i as FedAvg's;   v_i <- v_i - lr (g(v_i) + lam (v_i - x)), as many steps on the same samples.
 Deviation: lr is the round's eta where it is not set, as in the released code. `with_ditto` goes around other methods.
 
+APFL: Deng, Kamani and Mahdavi, arXiv:2003.13461, Algorithm 1, with FedAvg's local steps for w_i, from x, and
+    u_i = a_i v_i + (1 - a_i) w_i;   v_i <- v_i - lr a_i g(u_i), as many steps on the same samples;
+    a_i <- a_i - eta <v_i - w_i, g(u_i)>, once a round, held in [0, 1] (their adaptive mixture).
+The client's own model is a_i v_i + (1 - a_i) x. Where g is exact and one step a round is taken it ends in the client's
+own minimiser whatever a_i > 0 is: the mixture helps only as far as v_i has not come there. Deviations: a_i moves in the
+round's first step, of whose gradient nobody pays for another; no projection; the last model and no mean over rounds.
+
 pFedMe: Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1, of min_x sum p_i min_t f_i(t) + lam/2 ||t - x||^2:
     theta from y_i by `steps` steps of size a on f_i(.; batch) + lam/2 ||. - y_i||^2;
     y_i <- y_i - eta lam (y_i - theta);
@@ -24,17 +31,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedconcord.method.algorithms.fedavg import ServerLR, WeightsOption, fedavg
 from fedconcord.method.contract import Algorithm, Client, Done, Facts, Local, Needs, model_of
 from fedconcord.method.contract.identity import definition
-from fedconcord.method.contract.nested import Look, Moreau
+from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.wrappers.ditto import OwnLR, Pulled, with_ditto
 from fedconcord.support.errors import UserError
 from fedconcord.support.factories import Search
-from fedconcord.support.parameters import Positive, about
+from fedconcord.support.parameters import Chance, NotNegative, Positive, about
 
 GROUP = "personalised"
 
@@ -48,6 +56,44 @@ def ditto(
     Li et al., ICML 2021, Algorithm 1.
     """
     return replace(with_ditto(fedavg(server_lr, weights), lam, lr), facts=Facts(group=GROUP))
+
+
+class Mixed(NamedTuple):
+    v: Tensor  # [d] what the client's own model has beside the server's
+    share: Tensor  # [1] a_i
+
+
+@definition()
+def apfl(
+    alpha: Annotated[Chance, about("share of the client's part in its first round"), Search(0.1, 1.0, "linear")] = 0.5,
+    alpha_lr: Annotated[NotNegative | None, about("step size of the share: if none, the round's; 0 keeps it")] = None,
+    lr: OwnLR = None,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """APFL: FedAvg, and each client answers with a mixture of its model and one that it trains below the mixture.
+
+    Deng et al., 2020, Algorithm 1. With exact gradients the mixture ends in the client's own optimum for every alpha.
+    """
+
+    def start(x: Tensor, row: Mixed, client: Client) -> Local:
+        v_lr, rate = (client.lr if one is None else one for one in (lr, alpha_lr))
+        return Local(x, Beside(0.0, v_lr, x, row.v, row.share, rate))
+
+    def finish(x: Tensor, row: Mixed, end: Done, client: Client) -> tuple[Tensor, Mixed]:
+        beside = end.piece(Beside)
+        assert beside.share is not None
+        return end.x - model_of(x), Mixed(beside.v, beside.share)
+
+    return replace(
+        fedavg(server_lr, weights),
+        start=start,
+        finish=finish,
+        init_client=lambda x: Mixed(x, x.new_full((1,), alpha)),
+        client_model=lambda row, x: torch.addcmul(x, row.v - x, row.share),
+        needs=Needs(x0=True, lr=lr is None or alpha_lr is None),
+        facts=Facts(group=GROUP),
+    )
 
 
 class Own(NamedTuple):
@@ -82,7 +128,7 @@ def pfedme(
         start=lambda x, row, client: Local(x, Moreau(lam, steps, a, row.theta)),
         finish=finish,
         init_client=Own,
-        client_model=lambda row: row.theta,
+        client_model=lambda row, x: row.theta,
         needs=Needs(x0=True),
         facts=Facts(group=GROUP),
     )

@@ -140,6 +140,7 @@ class Done(NamedTuple):
     power: Tensor | None = None  # [] mean of ||D_k||^2 over the steps, where the rule has it
     curvature: Tensor | None = None  # [] the largest ||D_k - D_{k-1}|| / ||x_k - x_{k-1}|| that delta saw; 0: none
     gradient: Tensor | None = None  # [d] mean of the gradients that the steps took, where `MeanGradient` is in them
+    features: Tensor | None = None  # [C, F + 1] sums of its features by class at x, and counts; if terms ask for those
 
     def piece(self, kind: type[P]) -> P:
         """The method's piece of this kind.
@@ -245,6 +246,7 @@ class Step(NamedTuple):
     addition: Callable[[Tree], Tensor] | None = None
     term: Term | None = None
     previous: Callable[[Tree, Tensor], Tensor] | None = None
+    prototypes: Callable[[Tree], Tensor] | None = None
     noise: StepNoise | None = None
 
 
@@ -264,7 +266,8 @@ class Algorithm:
         broadcast: server -> what the cohort is sent: the model x [d], or what has it as a field `x`.
         init_client: x^0 [d] -> a client's state before its first round.
         models: server -> the models that it offers, by name; the first one is the method's result.
-        client_model: row -> the client's own model [d], for methods whose result is one model per client.
+        client_model: (row, x [d]) -> the client's own model [d], x the server's; for methods whose result is one model
+                per client.
         weights: how the server weighs the cohort; see `contract.weights`.
         phases: what is exchanged beside one message of each client in each round.
             prologue: all clients are asked once before round 0.
@@ -302,6 +305,8 @@ class Algorithm:
                 [d + D] then.
             term: of the clients' loss (`wrappers.terms`).
             previous: (row, x^t [d]) -> the client's last model, x^t where there is none; for terms that ask.
+            prototypes: down -> [C, F + 1], mean features of each class and 1, or 0 where there are none; clients then
+                send `done.features`.
             noise: what differential privacy of samples does to each step's gradient; None: nothing.
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
@@ -328,7 +333,7 @@ class Algorithm:
     broadcast: Callable[[Tree], Tree] = lambda server: server.x
     init_client: Callable[[Tensor], Tree] = lambda x: ()
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}
-    client_model: Callable[[Tree], Tensor] | None = None
+    client_model: Callable[[Tree, Tensor], Tensor] | None = None
     weights: Weights = "uniform"
     phases: Phases = Phases()
     needs: Needs = Needs()

@@ -143,7 +143,7 @@ def _matching(patterns: str, names: list[str]) -> set[str]:
     """The names that one of the patterns matches, separated by "|".
 
     Raises:
-        UserError: a pattern matches no name, or together they match all.
+        UserError: a pattern matches no name.
     """
     matches: set[str] = set()
     for pattern in patterns.split("|"):
@@ -157,11 +157,6 @@ def _matching(patterns: str, names: list[str]) -> set[str]:
                 f"{', '.join(map(repr, names))}{hint}"
             )
         matches.update(some)
-    if len(matches) == len(names):
-        raise UserError(
-            f"local.private {patterns!r} matches every trainable parameter of the model, so that nothing is left to "
-            "share; leave one out, or compare with the baseline local"
-        )
     return matches
 
 

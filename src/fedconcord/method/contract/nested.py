@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedconcord.method.contract.pieces import At, Place, Traits
@@ -52,20 +53,34 @@ class Moreau(NamedTuple):
 
 class Beside(NamedTuple):
     """Ditto: a second model v takes the same steps on the same samples, v <- v - lr (g(v) + lam (v - anchor)), and
-    changes nothing of the first (Li et al., ICML 2021, Algorithm 1; the anchor is the server's model)."""
+    changes nothing of the first (Li et al., ICML 2021, Algorithm 1; the anchor is the server's model).
+
+    With a share a its loss is that of the mixture u = a v + (1 - a) x (APFL: Deng, Kamani and Mahdavi 2020, Algorithm
+    1): a g(u) stands in place of g(v), and in the first step a <- a - rate <v - x, g(u)>, held in [0, 1].
+    """
 
     lam: float
     lr: float
     anchor: Tensor  # [d]
     v: Tensor  # [S, d]
+    share: Tensor | None = None  # [S, 1] a; None: all of v
+    rate: float = 0.0
 
     @property
     def traits(self) -> Traits:
-        return Traits(Place.MEASURE, ("v",), costs=1)
+        return Traits(Place.MEASURE, ("v",) if self.share is None else ("v", "share"), costs=1)
 
     def apply(self, g: Tensor, at: At) -> Tensor:
         pull = self.v.sub(self.anchor)
-        self.v.sub_(at.gradient(self.v).add_(pull, alpha=self.lam), alpha=self.lr)
+        if self.share is None:
+            direction = at.gradient(self.v)
+        else:
+            apart = self.v - at.x
+            slope = at.gradient(torch.addcmul(at.x, apart, self.share))
+            direction = slope * self.share
+            if at.k == 0 and self.rate:
+                self.share.sub_((apart * slope).sum(-1, keepdim=True), alpha=self.rate).clamp_(0.0, 1.0)
+        self.v.sub_(direction.add_(pull, alpha=self.lam), alpha=self.lr)
         return g
 
     def unit(self, zero: Tensor) -> None:

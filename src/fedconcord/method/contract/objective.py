@@ -69,6 +69,7 @@ class Conditions(NamedTuple):
     server: Tensor | None = None  # [d] the server's model x^t
     previous: Tensor | None = None  # [S, d] clients' models at the end of their last rounds
     class_counts: Tensor | None = None  # [S, C] samples of each class
+    prototypes: Tensor | None = None  # [C (F + 1)] of each class, mean features and 1 for there are some, or 0
     place: Tensor | None = None  # [S, 1] int64: which of the round's clients it is, where steps have noise of their own
 
     def of(self, rows: Rows, step: int) -> Conditions:
@@ -140,6 +141,9 @@ class Objective:
     matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
     pairs: tuple[Pair, ...] = ()  # its low-rank factors, where both of a pair are trained
     class_counts: Callable[[np.ndarray], Tensor] | None = None  # places [S] -> samples of each class [S, C]
+    feature_sums: Callable[[Tensor, np.ndarray], Tensor] | None = None
+    """(x [S, d], places [S]) -> [S, C, F + 1]: of each class the sum of its samples' features, and their number; where
+    the conditions have a term that asks for prototypes."""
     conditions: Conditions | None = None  # what gradients and losses are taken under
     under: Callable[[Conditions], Objective] | None = None  # the same objective under others
     train: Train | None = None  # a client's local training by code of the user's

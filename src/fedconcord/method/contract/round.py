@@ -272,7 +272,7 @@ def finite(sent: Tree, clients: int) -> Tensor:
     One pass without a copy. Numbers so large that their sum overflows are not finite either.
     """
     leaves = [leaf for leaf in tree_leaves(sent).values() if isinstance(leaf, Tensor)]  # `check_algorithm` finds others
-    sums = [leaf.reshape(clients, -1).sum(1) for leaf in leaves if leaf.is_floating_point()]
+    sums = [leaf.reshape(clients, -1 if leaf.numel() else 0).sum(1) for leaf in leaves if leaf.is_floating_point()]
     return torch.stack(sums).isfinite().all(0) if sums else torch.ones(clients, dtype=torch.bool)
 
 

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from fedconcord.method.contract.identity import UNNAMED, Identity
 
-Need = Literal["features", "server_outputs", "server_features", "previous_outputs", "previous_features", "class_counts"]
+Need = Literal[
+    "features",
+    "server_outputs",
+    "server_features",
+    "previous_outputs",
+    "previous_features",
+    "class_counts",
+    "prototypes",
+]
 """What a term looks at beside outputs, targets and losses, and what costs something: a field of `View` each."""
 
 
@@ -32,6 +40,8 @@ class View(NamedTuple):
     previous_outputs: Tensor | None = None  # [B, C] of the client's model at the end of its last round, a constant
     previous_features: Tensor | None = None  # [B, F]
     class_counts: Tensor | None = None  # [C] how many samples of each class the client holds
+    prototypes: Tensor | None = None  # [C, F] mean features of each class over clients, constants of the round
+    has_prototype: Tensor | None = None  # [C] 1 where a class has one, 0 where no client has sent any yet
 
 
 class Term(NamedTuple):

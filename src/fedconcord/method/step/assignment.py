@@ -315,8 +315,7 @@ def with_term_of(objective: Objective, algorithm: Algorithm, x: Tensor, rows: Tr
     if term.looks_at("server"):
         conditions = conditions._replace(server=x)
     if term.looks_at("previous"):
-        assert step.previous is not None
-        previous = x.expand(len(places), -1) if rows is None else step.previous(rows, x)
+        previous = x.expand(len(places), -1) if rows is None or step.previous is None else step.previous(rows, x)
         conditions = conditions._replace(previous=previous)
     if "class_counts" in term.needs and objective.class_counts is not None:
         conditions = conditions._replace(class_counts=objective.class_counts(places))
@@ -341,8 +340,9 @@ def with_conditions(
     """
     objective = with_term_of(objective, algorithm, model_of(down), rows, places)
     conditions = objective.conditions
-    if algorithm.step.addition is not None:
-        conditions = (conditions or Conditions())._replace(addition=algorithm.step.addition(down))
+    for name, of in (("addition", algorithm.step.addition), ("prototypes", algorithm.step.prototypes)):
+        if of is not None:
+            conditions = (conditions or Conditions())._replace(**{name: of(down).flatten()})  # type: ignore[arg-type]
     if objective.draws is not None and orders:
         draws = (rng.generator(one.seed, rng.Purpose.MASK, one.round, one.id) for one in orders)
         streams = np.array([draw.integers(-(2**63), 2**63, dtype=np.int64) for draw in draws])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Drawn, Objective
+from fedconcord.method.contract import Algorithm, Done, Drawn, Objective
 from fedconcord.method.step.walk import Here
 
 SLICE = 512  # samples of a client in one pass of a full gradient
@@ -137,6 +137,15 @@ def full_gradient(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor
         g = part if g is None else g.add_(part)
     assert g is not None
     return g
+
+
+def with_features(objective: Objective, algorithm: Algorithm, end: Done, places: np.ndarray) -> Done:
+    """What the steps of clients came to, with the sums of features that prototypes are made of, where they are."""
+    if algorithm.step.prototypes is None:
+        return end
+    assert objective.feature_sums is not None
+    sums = objective.feature_sums(end.x.reshape(len(places), -1), places)
+    return end._replace(features=sums.reshape(*end.x.shape[:-1], *sums.shape[1:]))
 
 
 def losses(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor:

@@ -43,7 +43,7 @@ from fedconcord.method.step.compiled import in_one_call
 from fedconcord.method.step.fused import fused
 from fedconcord.method.step.graphs import Graphs, replay_or_take
 from fedconcord.method.step.private import SHARED, Joint, apart, joint_of
-from fedconcord.method.step.samples import Alone, Batches, batches, blocks_of, everything, losses
+from fedconcord.method.step.samples import Alone, Batches, batches, blocks_of, everything, losses, with_features
 from fedconcord.method.step.walk import Chain, Source, Walked, rows_of, walk
 
 
@@ -116,7 +116,7 @@ def client_step(
         cohort, count = _by_code(in_x, assignment, joint.local(local.map(_with_axis)), [steps], [orders], joint.width)
         end = _without_axis(cohort), count
     whole_end, cost = end
-    done, private = joint.cut(whole_end, private)
+    done, private = joint.cut(with_features(in_x, algorithm, whole_end, places), private)
     up, state = algorithm.finish(down, state, done, client)
     return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
 

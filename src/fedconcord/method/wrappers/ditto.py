@@ -54,6 +54,6 @@ def with_ditto(
         lifted,
         start=start,
         finish=finish,
-        client_model=lambda row: row.v,
+        client_model=lambda row, x: row.v,
         needs=lifted.needs._replace(x0=True, lr=lifted.needs.lr or lr is None),  # v starts from x0
     )

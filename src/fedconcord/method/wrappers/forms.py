@@ -99,7 +99,9 @@ def _first_round(
         answer = tree_map(lambda leaf: leaf.sum(0), answer) if lead else answer
         down = phases.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
-    pieces = map_moves(local.pieces, lambda leaf: (leaf.expand(*lead, d) if leaf.ndim < 2 else leaf) + move)
+    pieces = map_moves(
+        local.pieces, lambda leaf: (leaf.expand(*lead, leaf.shape[-1]) if leaf.ndim < 2 else leaf) + move
+    )
     done = Done(local.x.expand(*lead, d) + move, steps * one, steps * one, pieces)
     if algorithm.step.size is not None:
         done = done._replace(step_size=one, power=one, curvature=one)

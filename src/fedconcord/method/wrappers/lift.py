@@ -42,7 +42,7 @@ def lift(
     """
     rows, servers, downs = (WHOLE if around is None else INNER for around in (row, server, down))
     client_model, memory, step = algorithm.client_model, algorithm.facts.memory, algorithm.step
-    hessian_at, addition, previous = step.hessian_at, step.addition, step.previous
+    hessian_at, addition, previous, prototypes = step.hessian_at, step.addition, step.previous, step.prototypes
     phases = algorithm.phases
     prologue, prelude = phases.prologue, phases.prelude
     combine, settle, unheard = phases.combine, phases.settle, phases.unheard
@@ -78,7 +78,7 @@ def lift(
         finish=finish,
         update=update,
         models=lambda state: algorithm.models(servers.get(state)),
-        client_model=client_model and (lambda state: client_model(rows.get(state))),
+        client_model=client_model and (lambda state, x: client_model(rows.get(state), x)),
         phases=phases._replace(
             asynchronous=None,  # until the wrapper is known to be right with it
             portion=None,  # which is of the messages as they were: no wrapper goes around one
@@ -102,6 +102,7 @@ def lift(
             hessian_at=hessian_at and (lambda sent, state: hessian_at(downs.get(sent), rows.get(state))),
             addition=addition and (lambda message: addition(downs.get(message))),
             previous=previous and (lambda state, x: previous(rows.get(state), x)),
+            prototypes=prototypes and (lambda message: prototypes(downs.get(message))),
         ),
         facts=algorithm.facts._replace(
             numbers=lambda state: algorithm.facts.numbers(servers.get(state)),

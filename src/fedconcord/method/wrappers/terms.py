@@ -17,11 +17,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedconcord.method.contract import Algorithm, Client, Done, Tree
+from fedconcord.method.contract import (
+    Algorithm,
+    Client,
+    Cohort,
+    Conditions,
+    Done,
+    Objective,
+    Parts,
+    Sender,
+    Tree,
+    model_of,
+)
 from fedconcord.method.contract.identity import definition
 from fedconcord.method.contract.terms import Need, Term, View
 from fedconcord.method.wrappers.lift import lift
@@ -148,11 +160,35 @@ def decorr(weight: Weight = 0.1, features: Layer = "") -> Term:
     return Term("decorr", value, weight, ("features",), features, per="batch")
 
 
-TERMS: dict[str, Callable[..., Term]] = by_name(ntd, distil, moon, logit_calibration, decorr)
+@definition()
+def proto(weight: Weight = 1.0, features: Layer = "") -> Term:
+    """Prototypes (FedProto): features keep to the mean of their class over all clients.
+
+    Mean over the features of (f - prototype of the true class)^2; 0 for a class that no client has sent yet. Tan et
+    al., AAAI 2022, eq. (7), and the mean as in its code (yuetan031/FedProto lib/update.py).
+    """
+
+    def value(view: View) -> Tensor:
+        assert view.features is not None
+        assert view.prototypes is not None
+        assert view.has_prototype is not None
+        distance = (view.features - view.prototypes[view.targets]).square().mean(-1)
+        return distance * view.has_prototype[view.targets]
+
+    return Term("proto", value, weight, ("features", "prototypes"), features, targets=("class",))
+
+
+TERMS: dict[str, Callable[..., Term]] = by_name(ntd, distil, moon, logit_calibration, decorr, proto)
 """Terms of the local loss by name."""
 
-KNOWN_AS = {"FedNTD": "ntd", "MOON": "moon", "FedLC": "logit_calibration", "FedDecorr": "decorr"}
-"""What papers call FedAvg with a term, and the term."""
+KNOWN_AS = {
+    "FedNTD": "ntd",
+    "MOON": "moon",
+    "FedLC": "logit_calibration",
+    "FedDecorr": "decorr",
+    "FedProto": "proto --local-private '*'",
+}
+"""What papers call FedAvg with a term, and what the option --term is given, with what goes with it."""
 
 
 def terms() -> Mapping[str, Callable[..., Term]]:
@@ -168,15 +204,52 @@ class Remembered(NamedTuple):
     rounds: Tensor  # [1] that it took part in
 
 
-@definition()
-def with_term(algorithm: Algorithm, term: Term) -> Algorithm:
-    """The same method whose clients have this term in their loss.
+class Prototyped(NamedTuple):
+    """A server's state, what it broadcasts, a message or a sum of contributions, beside what is of the classes."""
+
+    inner: Any  # the method's own
+    classes: Tensor  # [C, F + 1] mean features and 1, or 0 for none; of messages and sums: sums of features and counts
+
+    @property
+    def x(self) -> Tensor:
+        """The model that rounds start from [d]."""
+        return model_of(self.inner)
+
+
+def feature_form(objective: Objective, term: Term) -> tuple[int, ...]:
+    """(C, F + 1) of what a term's prototypes are, classes and features; (0, 0) of one that asks for none.
 
     Raises:
-        UserError: it has one.
+        UserError: there is no model, or the term does not fit it.
+    """
+    whole = objective.private.both if isinstance(objective.private, Parts) else objective
+    if "prototypes" not in term.needs:
+        return 0, 0
+    if whole.under is None:
+        raise UserError(f"term {term.name} is of a model's features, and this problem has no model; leave it out")
+    sums = whole.under(Conditions(term=term)).feature_sums
+    assert sums is not None
+    x = torch.empty(0, whole.dim, dtype=whole.dtype, device=whole.device)
+    return tuple(sums(x, np.empty(0, np.int64)).shape[1:])
+
+
+@definition()
+def with_term(algorithm: Algorithm, term: Term, form: tuple[int, ...] = (0, 0)) -> Algorithm:
+    """The same method whose clients have this term in their loss.
+
+    Where it asks for prototypes, each client sends the sum and the number of its features by class at the end of its
+    local steps, and the server the means of these sums over the cohort; a class that nobody there has keeps its own.
+
+    Args:
+        form: of `feature_form`.
+
+    Raises:
+        UserError: it has one; or the term asks for prototypes, and there is no form or the server sums no messages.
     """
     if algorithm.step.term is not None:
         raise UserError(f"the method has the term {algorithm.step.term.name} in its loss; leave local.term out")
+    if "prototypes" in term.needs:
+        algorithm = _with_prototypes(algorithm, term, form)
     if not term.looks_at("previous"):
         return replace(algorithm, step=algorithm.step._replace(term=term))
 
@@ -189,3 +262,43 @@ def with_term(algorithm: Algorithm, term: Term) -> Algorithm:
 
     lifted = lift(algorithm, row=lambda row, x: Remembered(row, x.new_zeros(len(x)), x.new_zeros(1)))
     return replace(lifted, finish=finish, step=lifted.step._replace(term=term, previous=previous))
+
+
+def _with_prototypes(algorithm: Algorithm, term: Term, form: tuple[int, ...]) -> Algorithm:
+    """The same method, with prototypes beside its messages."""
+    if 0 in form:
+        raise UserError(
+            f"term {term.name} is of prototypes, and with_term was told no form; give it feature_form(objective, term)"
+        )
+    if algorithm.phases.combine is not None:
+        raise UserError(
+            f"term {term.name} is of sums over clients, and the method's server looks at messages one by one; use "
+            "another method, or leave local.term out"
+        )
+
+    def finish(down: Tree, row: Tree, end: Done, client: Client) -> tuple[Prototyped, Tree]:
+        up, new = lifted.finish(down, row, end, client)
+        sums = end.x.new_zeros(*end.x.shape[:-1], *form) if end.features is None else end.features
+        return Prototyped(up, sums), new
+
+    def contribute(up: Prototyped, sender: Sender, cohort: Cohort) -> Prototyped:
+        return Prototyped(algorithm.contribute(up.inner, sender, cohort), up.classes)
+
+    def update(server: Prototyped, total: Prototyped, cohort: Cohort) -> Prototyped:
+        new: Prototyped = lifted.update(server, total.inner, cohort)
+        count = total.classes[:, -1:]
+        return new._replace(classes=torch.where(count > 0, total.classes / count.clamp(min=1), server.classes))
+
+    lifted = lift(
+        algorithm,
+        server=lambda state, x: Prototyped(state, x.new_zeros(form)),
+        down=lambda inner, server: Prototyped(inner, server.classes),
+    )
+    return replace(
+        lifted,
+        finish=finish,
+        contribute=contribute,
+        update=update,
+        step=lifted.step._replace(prototypes=lambda down: down.classes),
+        facts=lifted.facts._replace(invariant=lifted.facts.invariant or "prototypes that are sums over counts"),
+    )

@@ -27,7 +27,7 @@ from fedconcord.method.wrappers.optimisers import with_optimiser
 from fedconcord.method.wrappers.robust import Rule, with_aggregate
 from fedconcord.method.wrappers.server import with_server
 from fedconcord.method.wrappers.tables import with_table
-from fedconcord.method.wrappers.terms import with_term
+from fedconcord.method.wrappers.terms import feature_form, with_term
 from fedconcord.method.wrappers.uploads import with_uploads
 from fedconcord.study.settings.methods import baseline
 from fedconcord.study.settings.parts import batch_of, method_of, most_work, part, work_of
@@ -89,7 +89,8 @@ def build(config: Config) -> Job:
             raise UserError(f"{local.code} moves the model itself; leave local.optimiser out, or local.code")
         algorithm = with_code(algorithm, part("local.code", local.code))
     if local.term is not None:
-        algorithm = with_term(algorithm, part("local.term", local.term))
+        term = part("local.term", local.term)
+        algorithm = with_term(algorithm, term, feature_form(problem.objective, term))
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
     rule = None if config.aggregate is None else part("aggregate", config.aggregate)
     of_updates = None if isinstance(rule, FactorRule) else rule

@@ -74,10 +74,11 @@ def _refuse_term(name: str) -> None:
     """Say of what papers call a method how it is had here."""
     terms = {paper.lower(): (paper, term) for paper, term in KNOWN_AS.items()}
     if name.lower() in terms:
-        paper, term = terms[name.lower()]
+        paper, options = terms[name.lower()]
+        term, settings = options.partition(" ")[0], options.replace(" --local-private ", ",local.private=")
         raise UserError(
             f"{paper} is the term {term} in the clients' loss, which goes with every method; use method fedavg and "
-            f"--term {term}, or fedavg(local.term={term}) in a comparison"
+            f"--term {options}, or fedavg(local.term={settings}) in a comparison"
         )
 
 

@@ -70,7 +70,7 @@ def state(bench: Bench) -> None:
         state = advance(watched, state)
     client_model, rows = bench.algorithm().client_model, all_rows(job, state)
     if client_model is not None:
-        before, found = clone(rows), client_model(rows)
+        before, found = clone(rows), client_model(rows, next(iter(models.values())))
         if not isinstance(found, Tensor) or found.shape != (bench.clients, DIM):
             fail(f"a model a row from own, [{bench.clients}, {DIM}]", kind(found))
         if (changed := first_difference(rows, before, "row")) is not None:

@@ -126,12 +126,14 @@ def take(
 def _knows(chain: Chain) -> bool:
     """Whether the compiled steps are those of such a chain."""
     constant, table, dual, momentum, pull = (chain.the(kind) for kind in (Constant, Table, Dual, Momentum, Pull))
+    beside = chain.the(Beside)
     points = [piece for piece in chain.pieces if isinstance(piece, Ascent | Look | Moreau)]
     return (
         chain.is_of(KNOWN)
         and len(points) < 2
         and chain.tolerance is None
         and chain.prox is None
+        and (beside is None or beside.share is None)
         and (dual is None or (table is None and constant is None))
         and (dual is None or pull is None or dual.anchor is pull.anchor)
         and (momentum is None or isinstance(chain.size, Fixed))
