@@ -16,6 +16,8 @@ from fedconcord.interface.cli.base import DIVERGED, complain, console, fail, imp
 from fedconcord.interface.cli.options import Given, Trust, option, sources_of, takes_settings
 from fedconcord.interface.cli.progress import latest_metric
 from fedconcord.support.errors import LostError, UserError
+from fedconcord_flower import maintenance
+from fedconcord_flower.maintenance import Keys
 from fedconcord_flower.watch import Watch
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -28,12 +30,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     invoke_without_command=True,
 )
+app.add_typer(maintenance.app)
 SITES = "Sites' files, separated by commas; a site is named as its file."
 Sites = Annotated[str | None, option(SITES, "FILE,...")]
 LATER = "Sites' files whose SuperNodes start after round 1, separated by commas; --sites has the others."
 Wait = Annotated[float, option("Seconds to wait for the answer of a site. [600]", "SECONDS")]
 Limit = Annotated[float, option("Seconds to wait until all sites are there. [600]", "SECONDS")]
-Keys = Annotated[str, option("Folder with certificates and keys. [keys]", "DIR")]
 Rules = Annotated[str, option("File of the policy of the site, by `fedconcord flower policy`.", "FILE")]
 Port = Annotated[int, option("Port of the server. [8443]", "PORT")]
 
@@ -171,48 +173,6 @@ def policy_(
         raise UserError(f"{file} is there already; name a new file for the policy")
     policy.write(Path(file), _settings(job), Path(site) if site else None)
     say(f"policy: {file}; read it, change it, and start the site with --policy {file}")
-
-
-app_keys = typer.Typer(
-    name="keys", help="Make the certificate of a server and the keys of sites.", rich_markup_mode=None
-)
-app.add_typer(app_keys)
-
-
-@app_keys.command("server")
-def keys_server(
-    host: Annotated[list[str], option("Name or address by which sites reach the server; may be repeated.", "HOST")],
-    out: Keys = "keys",
-    days: Annotated[int, option("Days that the certificates are valid. [365]", "DAYS")] = 365,
-) -> None:
-    """Make the certificate of a server. Sites know it by ca.crt, which is made too."""
-    from fedconcord_flower import keys
-
-    files = keys.write_server(Path(out), host, days)
-    say(f"for every site: {files.authority}")
-    say(f"stays on the server: {files.certificate}, {files.key} (nobody else may have it)")
-
-
-@app_keys.command("site")
-def keys_site(
-    name: Annotated[str, typer.Argument(help="The site's name.", metavar="NAME")], out: Keys = "keys"
-) -> None:
-    """Make the key of a site."""
-    from fedconcord_flower import keys
-
-    keys.check_names([name])
-    path = keys.write_site(Path(out), name)
-    say(f"for the server and the other sites: {path.with_suffix('.pub')}, {keys.fingerprints(Path(out))[name]}")
-    say(f"stays at the site: {path} (nobody else may have it)")
-
-
-@app_keys.command("show")
-def keys_show(out: Keys = "keys") -> None:
-    """Show the fingerprints of the sites' keys in a folder. Sites compare them by another way than the server."""
-    from fedconcord_flower import keys
-
-    for name, mark in keys.fingerprints(Path(out)).items():
-        say(f"{name} {mark}")
 
 
 @app.command()

@@ -26,6 +26,7 @@ from typing import Any
 
 from fedconcord.support import imports
 from fedconcord.support.errors import LostError, UserError, sentence
+from fedconcord.support.files import write_text
 from fedconcord_flower import INSTALL
 from fedconcord_flower.carrier import POLL, Back, Carrier, Letter
 from fedconcord_flower.events import plain, teller
@@ -99,6 +100,7 @@ def server(settings: str) -> ServerApp:
                 return
             see, flow = (lambda event: tell(plain(event))), exchange.flow
             serve(settings, sites, exchange, folder, see, wait, resume, later=later, flow=flow)
+            write_text(folder / "job.toml", settings)  # from which a signature has the job's digest
         except (UserError, LostError, OSError) as error:
             tell({"error": sentence(error)})
             raise
