@@ -146,7 +146,7 @@ def new(
 ) -> None:
     """Write a Flower app, for `flwr run` on a team's own SuperLink."""
     with importing():
-        from fedconcord_flower.app import Order, later_of, write_app
+        from fedconcord_flower.app import Order, later_of, write_app, write_operation
         from fedconcord_flower.keys import check_names
         from fedconcord_sites import policy
 
@@ -155,7 +155,9 @@ def new(
     settings = _settings(given)
     write_app(Path(folder), settings, Order(names, out, wait, False, "", later_of(later, names)))
     policy.write(Path(folder) / "site.toml", settings, None, len(names))
+    write_operation(Path(folder) / "operate", names)
     say(f"app: {folder}; {folder}/README.md says what the server and each site start, site.toml what a site answers")
+    say(f"services, health checks, log rotation, proxy, firewall and containers for administrators: {folder}/operate")
 
 
 @app.command("policy")
@@ -180,11 +182,12 @@ def server(
     keys: Keys = "keys",
     host: Annotated[str, option("Address to listen at. [0.0.0.0]", "HOST")] = "0.0.0.0",
     port: Port = 8443,
+    operators: Annotated[str, option("Networks that may submit runs, beside this machine.", "NETWORK,...")] = "",
 ) -> None:
     """Run the server of a team, Flower's SuperLink. It lets in the sites whose NAME.pub are in the folder of keys."""
     from fedconcord_flower import standing
 
-    _until_stopped(lambda tell: standing.server(Path(keys), host, port, tell))
+    _until_stopped(lambda tell: standing.server(Path(keys), host, port, operators, tell))
 
 
 @app.command()

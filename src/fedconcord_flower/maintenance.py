@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,56 @@ def keys_show(out: Keys = "keys") -> None:
         say(f"{name} {mark}")
 
 
+@app_keys.command("rotate")
+def keys_rotate(
+    name: Annotated[str | None, typer.Argument(help="The site; none for the server.", metavar="[NAME]")] = None,
+    out: Keys = "keys",
+) -> None:
+    """Make the next key of a site or of the server. The present one stays until it is pinned."""
+    from fedconcord_flower import rotation
+
+    if name is not None:
+        file = rotation.rotate_site(Path(out), name)
+        say(f"for the other sites, then for the server: {file}; each runs `fedconcord flower keys accept`")
+        say(f"{name} takes its next key when `fedconcord flower site` starts and the server knows it")
+        return
+    files = rotation.rotate_server(Path(out))
+    say(f"for every site, in place of the one that it has: {files.authority}, which has both authorities")
+    say("when all have it: `fedconcord flower keys switch`, and start the server again")
+
+
+@app_keys.command("accept")
+def keys_accept(
+    file: Annotated[str, typer.Argument(help="A site's NAME.pub.next.", metavar="FILE")], out: Keys = "keys"
+) -> None:
+    """Pin the next key of a site. The one that is pinned must have signed it."""
+    from fedconcord_flower import keys, rotation
+
+    site = rotation.accept(Path(out), Path(file))
+    say(f"pinned: {site} {keys.fingerprints(Path(out))[site]}; a server lets in the key before until this one came")
+
+
+@app_keys.command("switch")
+def keys_switch(out: Keys = "keys") -> None:
+    """Put the next certificate of the server in place. Sites must have the new ca.crt."""
+    from fedconcord_flower import rotation
+
+    files = rotation.switch_server(Path(out))
+    say(f"in place: {files.certificate}; start the server again; {files.authority} has its authority alone")
+
+
+@app_keys.command("revoke")
+def keys_revoke(
+    name: Annotated[str, typer.Argument(help="The site's name.", metavar="NAME")], out: Keys = "keys"
+) -> None:
+    """Withdraw the key of a site. A server that runs refuses it from then on."""
+    from fedconcord_flower import rotation
+
+    for mark in rotation.revoke(Path(out), name):
+        say(f"revoked: {name} {mark}")
+    say("run this at the other sites too, for secure sums; a new key of the site comes as NAME.pub, by another way")
+
+
 @app_keys.command("approver")
 def keys_approver(
     name: Annotated[str, typer.Argument(help="Who approves models.", metavar="NAME")], out: Keys = "keys"
@@ -110,6 +161,25 @@ def verify(
         digest = _digest(Path(path), job) if job else None
     it = signing.verify(Path(path), Path(key), digest)
     say(f"{it.approver} signed {len(it.files)} files at {it.time}, none changed since; their job is {it.job}")
+
+
+@app.command()
+def health(
+    keys: Keys = "keys",
+    server: Annotated[str, option("Address of the server.", "HOST:PORT")] = "",
+    site: Annotated[str, option("The site that has to be there.", "NAME")] = "",
+    folder: Annotated[str, option("Folder whose disk needs room. [.]", "DIR")] = ".",
+    days: Annotated[float, option("Days that certificates have to be valid. [14]", "DAYS")] = 14.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each.")] = False,
+) -> None:
+    """Look whether server, sites, certificates and disk are well. The exit code is 1 if one is not."""
+    from fedconcord_flower.health import checks
+
+    every = list(checks(Path(keys), server, site, Path(folder), days))
+    for check in every:
+        say(json.dumps(check._asdict()) if as_json else f"{'ok' if check.ok else 'FAILED'} {check.name}: {check.text}")
+    if not all(check.ok for check in every):
+        raise typer.Exit(1)
 
 
 def _digest(path: Path, job: str) -> str:

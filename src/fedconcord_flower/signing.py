@@ -90,8 +90,9 @@ def sign(path: Path, key: Path, approver: str, job: str) -> Statement:
     Raises:
         UserError: the key is no approver's, or there is nothing to sign.
     """
+    content = _read(key)
     try:
-        secret = serialization.load_pem_private_key(_read(key), None)
+        secret = serialization.load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         secret = None
     if not isinstance(secret, ed25519.Ed25519PrivateKey):
@@ -115,16 +116,17 @@ def verify(path: Path, key: Path, job: str | None = None) -> Statement:
         UserError: there is no signature, it is another's or of other words, it is of another job, or a file was
             changed, is missing or was added, in a sentence.
     """
+    content = _read(key)
     try:
-        public = serialization.load_pem_public_key(_read(key))
+        public = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
         public = None
     if not isinstance(public, ed25519.Ed25519PublicKey):
         raise UserError(f"{key} is no approver's public key; it is the .approver.pem file that {MAKES} writes")
     first, second = places(path)
-    content = _read(first)
+    content, signature = _read(first), _read(second)
     try:
-        public.verify(_read(second), content)
+        public.verify(signature, content)
         statement = Statement(**json.loads(content))
         if statement.kind != KIND or statement.canonical() != content:
             raise ValueError

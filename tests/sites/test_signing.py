@@ -170,9 +170,10 @@ def test_words_that_were_signed_elsewhere_are_no_statement(results: Path) -> Non
         second.write_bytes(secret.sign(words))  # type: ignore[union-attr, call-arg]
         with pytest.raises(UserError, match="is no statement"):
             signing.verify(results, public(results))
-    first.unlink()
-    with pytest.raises(UserError, match="cannot be read"):
-        signing.verify(results, public(results))
+    for path in (second, first, public(results)):
+        path.unlink()
+        with pytest.raises(UserError, match=f"{path.name} cannot be read"):
+            signing.verify(results, public(results))
 
 
 def test_openssl_verifies_it_too(results: Path) -> None:
