@@ -18,7 +18,13 @@ class Stamped:
         self.begins = True  # a line
 
     def write(self, text: str) -> int:
-        """Write it, in one piece, as several threads do."""
+        """Write it in one piece, since several threads write.
+
+        Raises:
+            TypeError: it is no text, by which click finds out what kind of stream this is.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text is written here, not {type(text).__name__}")
         pieces = []
         for line in text.splitlines(keepends=True):
             if self.begins and not STAMP.match(line):

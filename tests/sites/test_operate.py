@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from shutil import which
 
+import click
 import numpy as np
 import pytest
 import yaml
@@ -120,6 +121,14 @@ def test_log_lines_begin_with_the_time() -> None:
     out.write("ee\n2026-11-27T05:13:44.032Z INFO of Flower's\n")
     stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
     assert re.fullmatch(f"{stamp}one\n{stamp}two\n{stamp}three\n{stamp}INFO of Flower's\n", text.getvalue())
+
+
+def test_what_flower_prints_by_click_is_text_too() -> None:
+    text = io.StringIO()
+    click.echo("installed", file=Stamped(text))  # type: ignore[arg-type]
+    assert text.getvalue().endswith("Z installed\n")
+    with pytest.raises(TypeError):
+        Stamped(text).write(b"")  # type: ignore[arg-type]
 
 
 def test_a_processs_log_has_times_and_its_last_words_have_none(tmp_path: Path) -> None:
