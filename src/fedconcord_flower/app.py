@@ -14,6 +14,7 @@ from fedconcord.support.files import write_text
 
 PACKAGE = "fedconcord_job"
 README = Path(__file__).with_name("app_readme.md")  # its text, with places for the sites
+OPERATE = Path(__file__).with_name("operate")
 
 
 class Order(NamedTuple):
@@ -50,6 +51,14 @@ def write_app(folder: Path, settings: str, order: Order) -> None:
         folder / "README.md",
         README.read_text(encoding="utf-8").format(sites=", ".join(order.sites), first=order.sites[0]),
     )
+
+
+def write_operation(folder: Path, sites: Sequence[str]) -> None:
+    """Write what administrators of the server and of sites start from: services, health checks, and the like."""
+    folder.mkdir()
+    for path in sorted(OPERATE.iterdir()):
+        text = path.read_text(encoding="utf-8").replace("__VERSION__", fedconcord.__version__)
+        write_text(folder / path.name, text.replace("__SITES__", ", ".join(sites)).replace("__FIRST__", sites[0]))
 
 
 def later_of(text: str, sites: Sequence[str]) -> dict[str, int]:

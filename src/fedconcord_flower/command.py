@@ -16,6 +16,8 @@ from fedconcord.interface.cli.base import DIVERGED, complain, console, fail, imp
 from fedconcord.interface.cli.options import Given, Trust, option, sources_of, takes_settings
 from fedconcord.interface.cli.progress import latest_metric
 from fedconcord.support.errors import LostError, UserError
+from fedconcord_flower import maintenance
+from fedconcord_flower.maintenance import Keys
 from fedconcord_flower.watch import Watch
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -28,12 +30,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     invoke_without_command=True,
 )
+app.add_typer(maintenance.app)
 SITES = "Sites' files, separated by commas; a site is named as its file."
 Sites = Annotated[str | None, option(SITES, "FILE,...")]
 LATER = "Sites' files whose SuperNodes start after round 1, separated by commas; --sites has the others."
 Wait = Annotated[float, option("Seconds to wait for the answer of a site. [600]", "SECONDS")]
 Limit = Annotated[float, option("Seconds to wait until all sites are there. [600]", "SECONDS")]
-Keys = Annotated[str, option("Folder with certificates and keys. [keys]", "DIR")]
 Rules = Annotated[str, option("File of the policy of the site, by `fedconcord flower policy`.", "FILE")]
 Port = Annotated[int, option("Port of the server. [8443]", "PORT")]
 
@@ -144,7 +146,7 @@ def new(
 ) -> None:
     """Write a Flower app, for `flwr run` on a team's own SuperLink."""
     with importing():
-        from fedconcord_flower.app import Order, later_of, write_app
+        from fedconcord_flower.app import Order, later_of, write_app, write_operation
         from fedconcord_flower.keys import check_names
         from fedconcord_sites import policy
 
@@ -153,7 +155,9 @@ def new(
     settings = _settings(given)
     write_app(Path(folder), settings, Order(names, out, wait, False, "", later_of(later, names)))
     policy.write(Path(folder) / "site.toml", settings, None, len(names))
+    write_operation(Path(folder) / "operate", names)
     say(f"app: {folder}; {folder}/README.md says what the server and each site start, site.toml what a site answers")
+    say(f"services, health checks, log rotation, proxy, firewall and containers for administrators: {folder}/operate")
 
 
 @app.command("policy")
@@ -173,58 +177,17 @@ def policy_(
     say(f"policy: {file}; read it, change it, and start the site with --policy {file}")
 
 
-app_keys = typer.Typer(
-    name="keys", help="Make the certificate of a server and the keys of sites.", rich_markup_mode=None
-)
-app.add_typer(app_keys)
-
-
-@app_keys.command("server")
-def keys_server(
-    host: Annotated[list[str], option("Name or address by which sites reach the server; may be repeated.", "HOST")],
-    out: Keys = "keys",
-    days: Annotated[int, option("Days that the certificates are valid. [365]", "DAYS")] = 365,
-) -> None:
-    """Make the certificate of a server. Sites know it by ca.crt, which is made too."""
-    from fedconcord_flower import keys
-
-    files = keys.write_server(Path(out), host, days)
-    say(f"for every site: {files.authority}")
-    say(f"stays on the server: {files.certificate}, {files.key} (nobody else may have it)")
-
-
-@app_keys.command("site")
-def keys_site(
-    name: Annotated[str, typer.Argument(help="The site's name.", metavar="NAME")], out: Keys = "keys"
-) -> None:
-    """Make the key of a site."""
-    from fedconcord_flower import keys
-
-    keys.check_names([name])
-    path = keys.write_site(Path(out), name)
-    say(f"for the server and the other sites: {path.with_suffix('.pub')}, {keys.fingerprints(Path(out))[name]}")
-    say(f"stays at the site: {path} (nobody else may have it)")
-
-
-@app_keys.command("show")
-def keys_show(out: Keys = "keys") -> None:
-    """Show the fingerprints of the sites' keys in a folder. Sites compare them by another way than the server."""
-    from fedconcord_flower import keys
-
-    for name, mark in keys.fingerprints(Path(out)).items():
-        say(f"{name} {mark}")
-
-
 @app.command()
 def server(
     keys: Keys = "keys",
     host: Annotated[str, option("Address to listen at. [0.0.0.0]", "HOST")] = "0.0.0.0",
     port: Port = 8443,
+    operators: Annotated[str, option("Networks that may submit runs, beside this machine.", "NETWORK,...")] = "",
 ) -> None:
     """Run the server of a team, Flower's SuperLink. It lets in the sites whose NAME.pub are in the folder of keys."""
     from fedconcord_flower import standing
 
-    _until_stopped(lambda tell: standing.server(Path(keys), host, port, tell))
+    _until_stopped(lambda tell: standing.server(Path(keys), host, port, operators, tell))
 
 
 @app.command()

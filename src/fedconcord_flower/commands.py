@@ -15,14 +15,29 @@ def _module(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "fedconcord_flower.grid", *arguments]
 
 
-def superlink_command(host: str, port: int, authority: Path, certificate: Path, key: Path) -> list[str]:
+def superlink_command(
+    host: str, port: int, authority: Path, certificate: Path, key: Path, operators: str = ""
+) -> list[str]:
     """A SuperLink that lets in only sites whose keys are registered, and starts no process of its own.
 
     What it knows is in memory. With a file (`--database`) that of flwr 1.41 answers some questions with an error when
     several sites ask at once, and the run ends.
+
+    Args:
+        operators: networks of who may submit runs, as `door.networks` reads them; this machine may in any case.
     """
     return _module(
-        *("superlink", "--host", host, "--port", str(port), "--isolation", "process", "--enable-supernode-auth"),
+        *(
+            "superlink",
+            operators,
+            "--host",
+            host,
+            "--port",
+            str(port),
+            "--isolation",
+            "process",
+            "--enable-supernode-auth",
+        ),
         *("--disable-runtime-dependency-installation", "--ssl-ca-certfile", str(authority)),
         *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
     )

@@ -26,11 +26,16 @@ from typing import Any
 
 from fedconcord.support import imports
 from fedconcord.support.errors import LostError, UserError, sentence
+from fedconcord.support.files import write_text
 from fedconcord_flower import INSTALL
 from fedconcord_flower.carrier import POLL, Back, Carrier, Letter
+from fedconcord_flower.door import Door, networks
 from fedconcord_flower.events import plain, teller
 from fedconcord_flower.outside import as_data
+from fedconcord_flower.stamps import stamp_output
 
+if __name__ == "__main__":
+    stamp_output()  # before flwr's loggers take the streams
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
 try:
     Path.home()
@@ -47,11 +52,12 @@ try:
         ListRunsRequest,
         RegisterNodeRequest,
         StartRunRequest,
+        UnregisterNodeRequest,
     )
     from flwr.proto.fab_pb2 import Fab
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.serverapp import Grid, ServerApp
-    from flwr.supercore.constant import TaskType
+    from flwr.supercore.constant import NodeStatus, TaskType
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -99,6 +105,7 @@ def server(settings: str) -> ServerApp:
                 return
             see, flow = (lambda event: tell(plain(event))), exchange.flow
             serve(settings, sites, exchange, folder, see, wait, resume, later=later, flow=flow)
+            write_text(folder / "job.toml", settings)  # from which a signature has the job's digest
         except (UserError, LostError, OSError) as error:
             tell({"error": sentence(error)})
             raise
@@ -218,13 +225,32 @@ class Control:
         """'registered', 'online' or 'offline' by the site's name."""
         return {node.name: node.status for node in self._nodes() if node.name}
 
+    def contacts(self) -> dict[str, tuple[str, str]]:
+        """Its state and since when (ISO 8601, '' for one that never came), by the site's name."""
+        since = {NodeStatus.ONLINE: "last_activated_at", NodeStatus.OFFLINE: "last_deactivated_at"}
+        return {node.name: (node.status, getattr(node, since.get(node.status, ""), "")) for node in self._nodes()}
+
+    def states(self) -> dict[bytes, str]:
+        """The same by the public key (PEM)."""
+        return {node.public_key: node.status for node in self._nodes()}
+
     def state_of(self, key: bytes) -> str | None:
         """The state of the site with this public key (PEM); None for a key that the SuperLink does not know."""
-        return next((node.status for node in self._nodes() if node.public_key == key), None)
+        return self.states().get(key)
 
     def register(self, site: str, key: bytes) -> None:
         """Let a site in by its public key (PEM)."""
         self._ask(self.http.RegisterNode, RegisterNodeRequest(public_key=key, name=site))
+
+    def dismiss(self, key: bytes) -> None:
+        """Let a site in no more by this public key (PEM), from its next request on."""
+        for node in self._nodes():
+            if node.public_key == key:
+                try:
+                    self._ask(self.http.UnregisterNode, UnregisterNodeRequest(node_id=node.node_id))
+                except LostError:  # flwr fails on a site that was never there, after it has dismissed it
+                    if self.state_of(key) is not None:
+                        raise
 
     def submit(self, app: Path) -> int:
         """Start a run of the app in a folder, as `flwr run` does; the run's number."""
@@ -238,7 +264,8 @@ class Control:
         return status.status, ": ".join(filter(None, (status.sub_status, status.details)))
 
     def _nodes(self) -> Sequence[Any]:
-        return list(self._ask(self.http.ListNodes, ListNodesRequest()).nodes_info)
+        nodes = self._ask(self.http.ListNodes, ListNodesRequest()).nodes_info
+        return [node for node in nodes if node.status != NodeStatus.UNREGISTERED]
 
     def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
         for _ in range(TRIES):
@@ -339,8 +366,12 @@ def main(arguments: Sequence[str]) -> None:
     """A SuperLink, a SuperNode or a worker, as `commands` says."""
     what, *rest = arguments
     if what == "superlink":
+        from flwr.superlink import main as superlink
         from flwr.superlink.cli import flower_superlink
 
+        operators, *rest = rest
+        create = superlink.create_app
+        setattr(superlink, "create_app", lambda *order: Door(create(*order), networks(operators)))  # noqa: B010
         sys.argv = ["flower-superlink", *rest]
         flower_superlink()
     elif what == "supernode":

@@ -65,9 +65,10 @@ def check_names(sites: Sequence[str]) -> None:
 
 
 def write_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Server:
-    """A certificate authority, and one server certificate for these host names and addresses.
+    """A certificate authority, and one server certificate for these host names and addresses, and for 127.0.0.1, where
+    the server's own processes reach it.
 
-    The authority's key is not kept: more certificates need a new authority, which every site then has to be given.
+    The authority's key is not kept: `rotation.rotate_server` makes both anew, and sites trust both for a while.
 
     Raises:
         UserError: files of a server are there already.
@@ -104,7 +105,10 @@ def write_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Server
     )
     leaf = (
         begun("fedconcord server", certificate)
-        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, "127.0.0.1"])]),
+            critical=False,
+        )
         .sign(authority, hashes.SHA256())
     )
     write_bytes(files.authority, root.public_bytes(PEM))
@@ -152,6 +156,13 @@ def public_of(path: Path) -> bytes:
     return ring.private_key(path).public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
+def mark_of(key: bytes) -> str:
+    """The fingerprint of a public key (PEM)."""
+    loaded = serialization.load_pem_public_key(key)
+    assert isinstance(loaded, ec.EllipticCurvePublicKey)
+    return ring.fingerprint(loaded)
+
+
 def fingerprints(folder: Path) -> dict[str, str]:
     """The fingerprint of each .pub file in a folder, by site.
 
@@ -168,37 +179,54 @@ def check_server(files: Server) -> None:
     """Raises:
     UserError: a file is missing, expired, not of the authority, or not of the key.
     """
-    authority, certificate = _certificate(files.authority), _certificate(files.certificate)
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        raise UserError(f"{files.certificate} was not issued by {files.authority}; make both anew") from None
+    authorities, leaf = certificates(files.authority), certificate(files.certificate)
+    if not any(_issued(leaf, authority) for authority in authorities):
+        raise UserError(f"{files.certificate} was not issued by {files.authority}; make both anew")
     data = _read(files.key)
     try:
         key = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise UserError(f"{files.key} is no private key in PEM form without a password") from None
     form = (PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
+    if key.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise UserError(f"{files.key} is not the key of {files.certificate}; give the two that were made together")
 
 
-def _certificate(path: Path) -> x509.Certificate:
-    data = _read(path)
+def _issued(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
-        certificate = x509.load_pem_x509_certificate(data)
+        leaf.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """The first valid one in a file; raises as `certificates`."""
+    return certificates(path)[0]
+
+
+def certificates(path: Path) -> list[x509.Certificate]:
+    """Those in a file that are valid today: while the server's is replaced, sites trust two authorities.
+
+    Raises:
+        UserError: the file has none, or none that is valid.
+    """
+    content = _read(path)
+    try:
+        every = x509.load_pem_x509_certificates(content)
     except ValueError:
         raise UserError(f"{path} is no certificate in PEM form") from None
     now = datetime.datetime.now(datetime.UTC)
-    if now > certificate.not_valid_after_utc:
+    valid = [one for one in every if one.not_valid_before_utc <= now <= one.not_valid_after_utc]
+    if not valid and now > every[0].not_valid_after_utc:
         raise UserError(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; `fedconcord flower keys` makes another"
+            f"{path} expired on {every[0].not_valid_after_utc:%Y-%m-%d}; `fedconcord flower keys` makes another"
         )
-    if now < certificate.not_valid_before_utc:
+    if not valid:
         raise UserError(
-            f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; look at the clock"
+            f"{path} is valid from {every[0].not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; look at the clock"
         )
-    return certificate
+    return valid
 
 
 def _read(path: Path) -> bytes:
@@ -227,7 +255,7 @@ def check_reachable(address: str, authority: Path, seconds: float = 10.0) -> Non
         UserError: nobody answers there, its certificate is not of this authority, has expired or is for another host.
     """
     host, port = address_of(address)
-    _certificate(authority)
+    certificates(authority)
     context = ssl.create_default_context(cafile=str(authority))
     try:
         with (

@@ -19,6 +19,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 WORKER = "worker"
 HELD = 180.0  # seconds to wait until a SuperLink takes a killed SuperNode for gone; it does after about 60
 ANSWERS = "online"
+STRANGE = "is not known to the server any more; was its key revoked?"
 
 
 class Link(NamedTuple):
@@ -116,7 +117,7 @@ class Nodes:
             self.gone[lost.name] = time.monotonic()
             text = f"{exit_words(lost.code)}, last line {quoted(lost.lines[-1:])}"
             self.tell({"say": f"the SuperNode of {site} {text}; it is started again once the server takes it for gone"})
-        if state is None or (state == ANSWERS and time.monotonic() - self.gone[lost.name] < HELD):
+        if state in (None, STRANGE) or (state == ANSWERS and time.monotonic() - self.gone[lost.name] < HELD):
             return
         del self.gone[lost.name]
         self._start(lost.name)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from fedconcord.support.errors import UserError, reason
+from fedconcord_flower.stamps import STAMP
 
 KEEPER = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 ASTRAY = ("SSL_CERT_FILE", "SSL_CERT_DIR", "PYTHONWARNINGS", "PYTHONIOENCODING")
@@ -61,12 +62,12 @@ def check_loopback() -> None:
 
 
 def last_lines(log: Path, count: int = TAIL) -> list[str]:
-    """The last lines of a log that say something, without colours."""
+    """The last lines of a log that say something, without times and colours."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
         return []
-    lines = [" ".join(COLOUR.sub("", line).split()) for line in text[-20_000:].splitlines()]
+    lines = [" ".join(STAMP.sub("", COLOUR.sub("", line), count=1).split()) for line in text[-20_000:].splitlines()]
     return [line for line in lines if not NOISE.search(line)][-count:]
 
 

@@ -8,16 +8,19 @@ from pathlib import Path
 
 from fedconcord.support import files
 from fedconcord.support.errors import LostError, UserError
-from fedconcord_flower import commands, grid, keys
-from fedconcord_flower.nodes import ANSWERS, HELD, Link, Node, Nodes, Tell
+from fedconcord_flower import commands, door, grid, keys, rotation
+from fedconcord_flower.nodes import ANSWERS, HELD, STRANGE, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, environment, lost_sentence
 
 SUPERLINK = "superlink"
 PAUSE = 1.0  # seconds between two looks
 
 
-def server(folder: Path, host: str, port: int, tell: Tell) -> None:
+def server(folder: Path, host: str, port: int, operators: str, tell: Tell) -> None:
     """A SuperLink and the worker for its apps, which let in every site whose NAME.pub is in the folder, also later.
+
+    Args:
+        operators: networks of who may submit runs beside this machine, separated by commas.
 
     Raises:
         UserError: a key or certificate is missing, expired or another's.
@@ -25,10 +28,11 @@ def server(folder: Path, host: str, port: int, tell: Tell) -> None:
     """
     files = keys.server_files(folder)
     keys.check_server(files)
+    door.networks(operators)
     place = folder / "server"
     link = Link(f"127.0.0.1:{port}", files.authority)
     with Processes(place / "logs", environment(place / "home")) as processes, closing(grid.Control(*link)) as control:
-        processes.start(SUPERLINK, commands.superlink_command(host, port, *files))
+        processes.start(SUPERLINK, commands.superlink_command(host, port, *files, operators))
         while not control.answers():
             for lost in processes.ended():
                 raise LostError(lost_sentence(lost))
@@ -37,13 +41,25 @@ def server(folder: Path, host: str, port: int, tell: Tell) -> None:
         nodes.start_worker()
         tell({"say": f"the server listens at {host}:{port}; logs: {place / 'logs'}"})
         while True:
-            for path in sorted(folder.glob("*.pub")):
-                if control.state_of(key := keys.public_key(path)) is None:
-                    keys.check_names([path.stem])
-                    control.register(path.stem, key)
-                    tell({"say": f"site {path.stem} may come"})
+            admit(folder, control, tell)
             nodes.watch()
             time.sleep(PAUSE)
+
+
+def admit(folder: Path, control: grid.Control, tell: Tell) -> None:
+    """Let in the sites whose keys are in the folder, and no more those that were revoked or came with a new key."""
+    refused, states = rotation.revoked(folder), control.states()
+    for path in sorted([*folder.glob("*.pub"), *folder.glob("before/*.pub")]):
+        if (key := keys.public_key(path)) not in states and key not in refused:
+            keys.check_names([path.stem])
+            control.register(path.stem, key)
+            tell({"say": f"site {path.stem} may come"})
+        after = folder / path.name
+        if path != after and after.exists() and states.get(keys.public_key(after)) == ANSWERS:
+            rotation.withdraw(folder, path)  # the site has come with the key after it
+    for key in refused & states.keys():
+        control.dismiss(key)
+        tell({"say": f"a key was withdrawn, {keys.mark_of(key)}; whoever has it is refused"})
 
 
 def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: Tell, rules: Path | None = None) -> None:
@@ -65,6 +81,7 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
     if rules is not None:
         policy.read(rules)
     key, authority = folder / f"{name}.key", folder / "ca.crt"
+    coming = key.with_suffix(f".key{rotation.NEXT}")
     public = keys.public_of(key)
     if not data.exists():
         raise UserError(f"there is no file {data}; --data names the site's samples")
@@ -72,6 +89,10 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
     files.private_folder(place)
     link = Link(address, authority)
     with closing(grid.Control(*link)) as control:
+        if coming.exists() and control.state_of(keys.public_of(coming)) is not None:
+            rotation.take_next(folder, name)
+            public = keys.public_of(key)
+            tell({"say": f"the server knows the next key of {name}, which takes the place of the present one"})
         end = time.monotonic() + HELD
         while (now := control.state_of(public)) == ANSWERS and time.monotonic() < end:
             tell({"say": f"the server takes {name} for there still, as after a crash; waiting until it does not"})
@@ -87,7 +108,7 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
                 state = control.state_of(public)
             except LostError:
                 return {}
-            return {} if state is None else {name: state}
+            return {name: STRANGE if state is None else state}
 
         with Processes(place / "logs", environment(place / "home")) as processes:
             nodes = Nodes(processes, link, states, place, apps=False, tell=tell)

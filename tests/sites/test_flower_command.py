@@ -406,6 +406,7 @@ def test_the_composed_example_fits_together() -> None:
         assert command[command.index("--server") + 1] == "server:8443"
         assert "ports" not in services[name]
     assert "server" in services["keys"]["command"][-1]
+    assert services["run"]["network_mode"] == "service:server"  # where the server lets it submit
     build = (EXAMPLE / "Dockerfile").read_text()
     assert "fedconcord[flower]" in build
     assert tomllib.loads((EXAMPLE / "job.toml").read_text())["input"]["label"]
