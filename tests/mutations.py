@@ -715,7 +715,7 @@ MUTATIONS: dict[str, Mutation] = {
         "shares=shares)",
     ),
     "secure sums: weights of those who were lost": secure(
-        "execution/messages/secure.py", "values[at : at + leaf.numel()] * factor", "values[at : at + leaf.numel()]"
+        "execution/messages/secure.py", "(1.0 if scaled is None else scaled[k])", "1.0"
     ),
     "secure sums: masks of the lost stay": secure(
         "execution/messages/secure.py", "total = total + masks.pairwise", "masks.pairwise"

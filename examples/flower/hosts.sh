@@ -45,6 +45,7 @@ for site in basel bern chur; do on $site nft -f app/operate/nftables-site.conf; 
 
 started=
 trap 'kill $started 2>/dev/null; wait' EXIT
+trap 'exit 143' INT TERM HUP # for which sh does not end as by EXIT
 fedconcord server flower server --keys server-keys --port 8443 >server.log 2>&1 &
 started="$started $!"
 seconds=0

@@ -63,9 +63,9 @@ def write_card(folder: Path, job: str) -> Path:
         privacy="Epsilon: none. No noise was added: the model may tell of single samples."
         if privacy is None
         else f"Of one {'site' if privacy['unit'] == 'client' else 'sample'}: {privacy['said']}. Figures have no noise.",
-        sums="Messages were added under masks: the server saw sums of rounds alone."
+        sums="Messages and figures were added under masks: the server saw sums of all sites alone."
         if secure.get("clip") is not None
-        else "The server saw each site's messages.",
+        else "The server saw each site's messages and figures.",
         settings=json.dumps(config, indent=1),
         limits="\n".join(limits) or "* No site was left out, and none missed an answer.",
     )

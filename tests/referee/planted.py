@@ -85,6 +85,7 @@ ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's 
             "privacy:": "of noise",
             "adaptive clip:": "of noise",
             "asynchronous:": "of replies without rounds",
+            "proto:": "of features by class, which no problem here has",
             "fedasync:": "of replies without rounds",
             "ca2fl:": "of a method that the referee does not know",
         }.items()
