@@ -104,7 +104,7 @@ def test_a_card_says_what_privacy_a_run_had_and_who_was_left_out(results: Path) 
     text = write_card(results, "0" * 64).read_text()
     for part in (
         "Of one sample: epsilon 3.5 at",
-        "sums of rounds alone",
+        "the server saw sums of all sites alone",
         "Site bern was left out: it was refused three",
     ):
         assert part in text
