@@ -22,6 +22,7 @@ from fedconcord.execution.job import Job, advance, plan_of, start
 from fedconcord.execution.job.refusals import reasons
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.participation.sampling import SAMPLERS, likely_rounds
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import Coins, Keyed, epoch_steps, poisson, uniform
 from fedconcord.method.algorithms import METHODS
@@ -299,6 +300,22 @@ def test_rounds_count_for_who_is_in_them(sampling: str, unit: dict[str, Any]) ->
     for t in (1, 7, 20):
         assert budget.spending.epsilon(t) == whole.epsilon(most[t] if is_known else t)
     assert (f"a client is in {most[-1]} of 20 rounds at most" in budget.said) == is_known
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "cyclic"])
+def test_noise_is_found_for_the_draws_of_all_seeds(sampling: str) -> None:
+    """One noise, which hardly any seed's draws are too many for; a tenth of the rounds' number is far too few."""
+    more = {"privacy.noise": None, "privacy.epsilon": 4.0, "sampling": sampling, "local.steps": 1}
+    budgets = [budget_of(config_of(clients=50, cohort=5, rounds=60, seed=seed, **more)) for seed in range(40)]
+    assert len({budget.spending.noise for budget in budgets if budget}) == 1
+    most = [budget.spending.most[-1] for budget in budgets if budget and budget.spending.most]
+    assert len(most) == 40
+    times = likely_rounds(SAMPLERS[sampling]().identity, 5, 50, 60)
+    assert sum(one > times for one in most) <= 2
+    assert times < 20
+    spent = [budget.spending.epsilon(60) for budget in budgets if budget]
+    assert max(spent) <= 4.0 or max(most) > times
+    assert min(spent) > 2.0
 
 
 def test_a_run_says_what_it_spends_and_of_what(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedconcord.execution.job import accountant
 from fedconcord.execution.job.accountant import KEYED, Budget
 from fedconcord.federation.objectives.judging import supervised
-from fedconcord.federation.participation.sampling import Sampler, most_rounds
+from fedconcord.federation.participation.sampling import Sampler, likely_rounds, most_rounds
 from fedconcord.federation.participation.work import Coins, epoch_steps
 from fedconcord.method.contract import Algorithm, Problem
 from fedconcord.method.contract.grid import too_little
@@ -47,10 +47,10 @@ def calibrated(config: Config) -> Config:
             "--dp-noise"
         )
     _refuse(config)
-    coin, steps, most = _coin(config), _steps(config), _most(config)
+    coin, steps = _coin(config), _steps(config)
     if privacy.noise is None:
         assert privacy.epsilon is not None
-        times = steps * (config.rounds if most is None else most[-1])
+        times = steps * _likely(config)
         noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, coin, times)
         privacy = privacy.model_copy(update={"noise": noise})
     elif (reason := too_little(privacy.noise)) is not None:
@@ -170,6 +170,14 @@ def _steps(config: Config) -> int:
         return prescribed
     work = local.epochs if local.steps is None else local.steps
     return int(most_work(work or 1, config.clients)) * (epoch_steps(1, coins) if local.steps is None else 1)
+
+
+def _likely(config: Config) -> int:
+    """The rounds that noise is found for: those of all seeds of a comparison, which have one method. A seed whose
+    draws are more ends when its budget is spent."""
+    if _most(config) is None:
+        return config.rounds
+    return likely_rounds(part("sampling", config.sampling).identity, config.cohort, config.clients, config.rounds)
 
 
 def _most(config: Config) -> tuple[int, ...] | None:
