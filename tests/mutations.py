@@ -131,6 +131,24 @@ def untuned(file: str, old: str, new: str) -> Mutation:
 
 
 MUTATIONS: dict[str, Mutation] = {
+    "operations: files that were added are not seen": Mutation(
+        (Edit("../fedconcord_flower/signing.py", "[name for name in now if name not in then]", "[]"),),
+        ("tests/sites/test_signing.py",),
+    ),
+    "operations: anybody vouches for a site's next key": Mutation(
+        (Edit("../fedconcord_flower/rotation.py", "        present.verify(", "        coming and (lambda *_: None)("),),
+        ("tests/sites/test_rotation.py",),
+    ),
+    "operations: the door is open to all": Mutation(
+        (
+            Edit(
+                "../fedconcord_flower/door.py",
+                "return any(address in network for",
+                "return True or any(address in network for",
+            ),
+        ),
+        ("tests/sites/test_rotation.py",),
+    ),
     "fedex: residue turned the wrong way": factors(
         "method/contract/pairs.py", "(product.mT if self.fan_in_fan_out else product)", "product.mT"
     ),

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import closing
+from http.client import HTTPSConnection
+from pathlib import Path
+from ssl import create_default_context
 from typing import Any, NamedTuple
 
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import LostError, UserError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HERE = "127.0.0.0/8,::1"
+THERE = "/fedconcord/door"  # answered by the door itself
 FOR_SITES = ("/v1/fleet/", "/v1/control/list-nodes", "/health")  # which a site asks whether it is known
 
 
@@ -33,6 +38,18 @@ def networks(text: str) -> list[Network]:
         raise UserError(f"--operators has addresses or networks, as in 10.0.0.5,10.1.0.0/16: {wrong}") from None
 
 
+def check(address: str, authority: Path) -> None:
+    """Look whether a SuperLink at host:port has a door, which another version of Flower might not take.
+
+    Raises:
+        LostError: it has none.
+    """
+    with closing(HTTPSConnection(address, timeout=30, context=create_default_context(cafile=authority))) as connection:
+        connection.request("GET", THERE)
+        if connection.getresponse().status != 204:
+            raise LostError("this version of flwr lets everybody submit runs; install flwr==1.41.0")
+
+
 class Door(NamedTuple):
     """A SuperLink's application (ASGI) behind the question who asks."""
 
@@ -41,6 +58,10 @@ class Door(NamedTuple):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 403."""
+        if scope.get("path") == THERE:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
         if scope["type"] == "lifespan" or self.lets_in(str(scope["path"]), (scope.get("client") or ("",))[0]):
             await self.app(scope, receive, send)
             return

@@ -41,10 +41,8 @@ def checks(folder: Path, address: str, site: str, place: Path, days: float = DAY
             continue
         try:
             end = max(one.not_valid_after_utc for one in keys.certificates(path))
-            remaining = (end - now) / datetime.timedelta(days=1)
-            yield Check(
-                path.name, remaining >= days, f"valid for {remaining:.0f} days (`fedconcord flower keys rotate`)"
-            )
+            rest = (end - now) / datetime.timedelta(days=1)
+            yield Check(path.name, rest >= days, f"valid for {rest:.0f} days (`fedconcord flower keys rotate`)")
         except UserError as error:
             yield Check(path.name, False, sentence(error))
     free = shutil.disk_usage(place if place.exists() else Path()).free

@@ -37,6 +37,7 @@ def server(folder: Path, host: str, port: int, operators: str, tell: Tell) -> No
             for lost in processes.ended():
                 raise LostError(lost_sentence(lost))
             time.sleep(PAUSE)
+        door.check(*link)
         nodes = Nodes(processes, link, control.sites, place, apps=True, tell=tell)
         nodes.start_worker()
         tell({"say": f"the server listens at {host}:{port}; logs: {place / 'logs'}"})

@@ -46,8 +46,9 @@ def public_key(path: Path) -> ec.EllipticCurvePublicKey:
     Raises:
         UserError: the file cannot be read, or is no public key of P-384 in OpenSSH's form.
     """
+    data = _read(path)
     try:
-        return of_text(_read(path).decode())
+        return of_text(data.decode())
     except ValueError:
         raise UserError(f"{path} is no site's public key; it is the .pub file that {MAKES} writes") from None
 

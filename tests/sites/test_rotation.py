@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from cryptography import x509
 
 from fedconcord.interface.cli.main import call
 from fedconcord.support.errors import LostError, UserError
-from fedconcord_flower import keys, rotation
+from fedconcord_flower import door, keys, rotation
 from fedconcord_flower.door import Door, networks
 from fedconcord_flower.processes import free_port
 from fedconcord_sites import ring
@@ -129,17 +132,29 @@ def test_an_authority_that_expired_does_not_hide_the_next_one(tmp_path: Path) ->
         keys.certificates(old.authority)
 
 
+def test_a_server_without_a_door_does_not_go_on(tmp_path: Path) -> None:
+    """As one of a version of Flower that builds its application elsewhere, which would let everybody submit."""
+    files = keys.write_server(tmp_path, ["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as bare:
+        bare.socket = context.wrap_socket(bare.socket, server_side=True)
+        threading.Thread(target=bare.handle_request, daemon=True).start()
+        with pytest.raises(LostError, match="lets everybody submit runs; install flwr"):
+            door.check(f"127.0.0.1:{bare.server_port}", files.authority)
+
+
 def test_the_door_lets_operators_submit_and_sites_ask() -> None:
-    door = Door(nothing, networks("10.0.0.5, 192.0.2.0/24"))
+    front = Door(nothing, networks("10.0.0.5, 192.0.2.0/24"))
     for path in ("/v1/fleet/pull-messages", "/v1/control/list-nodes", "/health"):
-        assert door.lets_in(path, "203.0.113.9")
+        assert front.lets_in(path, "203.0.113.9")
     for path in ("/v1/control/start-run", "/v1/control/list-nodes/", "/v1/runtime/acquire-task", "/v1/fleet", "/docs",
                  "//v1/fleet/pull-messages", "/V1/fleet/x", ""):  # fmt: skip
-        assert not door.lets_in(path, "203.0.113.9")
-        assert not door.lets_in(path, "")
+        assert not front.lets_in(path, "203.0.113.9")
+        assert not front.lets_in(path, "")
         for host in ("127.0.0.1", "::1", "10.0.0.5", "192.0.2.77", "::ffff:192.0.2.77"):
-            assert door.lets_in(path, host)
-    assert not door.lets_in("/v1/control/start-run", "::ffff:203.0.113.9")
+            assert front.lets_in(path, host)
+    assert not front.lets_in("/v1/control/start-run", "::ffff:203.0.113.9")
     with pytest.raises(UserError, match="addresses or networks"):
         networks("example.org")
 

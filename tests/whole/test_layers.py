@@ -44,9 +44,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
     # signatures of models, in files that openssl reads, and a card of a run at sites: 320 lines
-    # keys and certificates that are replaced and revoked while a federation stands: 220 lines; who may submit: 80;
+    # keys and certificates that are replaced and revoked while a federation stands: 220 lines; who may submit: 100;
     # health: 95; times in logs: 45. Services, log rotation, firewall, proxy and containers are files, not lines of this
-    "fedconcord_flower": Wing(3070, 1600),
+    "fedconcord_flower": Wing(3090, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
@@ -59,8 +59,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
         # which token is padding in a model's card, and whether the library lets a token look ahead (13); a site's
-        # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (16)
-        11580,
+        # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (29)
+        11593,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -68,7 +68,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
     # secure sums of something else than a round's contributions, and rounds that nobody could judge: 20
     "execution": Wing(6438, 4900, ("rows", "messages", "engines", "job", "run")),
-    "study": Wing(6685, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "study": Wing(6692, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     "interface": Wing(2577, 2200, ("trained", "tracking", "api", "cli")),
@@ -215,8 +215,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # gone: fields by their former names, 100; modules by their former paths, 101
     # predictions of tokens, causal models of a folder, a site's file of tokens: 76
     # each client answers with a mixture of its model and the server's: 65; prototypes, which all of FedProto is made
-    # of with parts that were there: 170; rounds that spend privacy for who is in them: 30
-    assert sum(sizes().values()) <= 46_630
+    # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
+    assert sum(sizes().values()) <= 46_650
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
