@@ -72,7 +72,7 @@ class Deployed:
 
         Raises:
             UserError: no site answers.
-            UnmeasuredError: too few answer for a sum.
+            UnmeasuredError: too few answer for a sum, or no idle one while others are at work.
         """
         self.last = {}
         like, model = form_of(self.shell), codec.pack("x", x)
@@ -101,6 +101,9 @@ class Deployed:
                 return pooled(self.shell, tree_sum([*self.last.values()]))
             if missing and all(self.link.why.get(i) == NOT_FINITE for i in missing):
                 return self._nothing()
+            if self.link.busy:  # the others are at work, and updates go on without who does not answer
+                self.link.see(Event("void", "the model was not judged: no idle site answered"))
+                raise UnmeasuredError
         raise UserError(
             f"no site judged the model within {TRIES} times {self.link.wait:g} s; go on with the run (resume) when "
             "sites are there again"

@@ -8,7 +8,7 @@ refusals in a row, and the site is asked no more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -89,7 +89,7 @@ class SiteLink:
         self.joining: Joining | None = None
         self.number = 0  # of exchanges, which answers beside the rounds are known by
         self.why: dict[int, str] = {}  # refusals of the last exchange
-        self.busy: Container[int] = ()  # sites that work on orders meanwhile, and are asked nothing else
+        self.busy: Collection[int] = ()  # sites that work on orders meanwhile, and are asked nothing else
         self.voids = 0  # rounds whose secure sum could not be opened
 
     def ask(self, messages: Mapping[int, bytes], what: str) -> dict[int, bytes]:

