@@ -27,17 +27,8 @@ def superlink_command(
         operators: networks of who may submit runs, as `door.networks` reads them; this machine may in any case.
     """
     return _module(
-        *(
-            "superlink",
-            operators,
-            "--host",
-            host,
-            "--port",
-            str(port),
-            "--isolation",
-            "process",
-            "--enable-supernode-auth",
-        ),
+        *("superlink", operators, "--host", host, "--port", str(port)),
+        *("--isolation", "process", "--enable-supernode-auth"),
         *("--disable-runtime-dependency-installation", "--ssl-ca-certfile", str(authority)),
         *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
     )

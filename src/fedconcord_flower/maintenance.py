@@ -186,13 +186,15 @@ def _digest(path: Path, job: str) -> str:
     """The digest of a job in a file, or in a folder of results.
 
     Raises:
-        UserError: there is no such file, or its settings are wrong.
+        UserError: there is no such folder or file, or its settings are wrong.
     """
     from fedconcord.study.settings.resolve import as_toml
     from fedconcord.study.settings.sources import from_file
     from fedconcord_sites.form import source_of
     from fedconcord_sites.policy import job_digest
 
+    if not path.exists():
+        raise UserError(f"there is no {path}; name a folder of results, or a file")
     file = Path(job) if job else path / JOB
     if not file.exists():
         raise UserError(f"there is no file {file}; --job names the settings, as job.toml of `fedconcord flower new`")

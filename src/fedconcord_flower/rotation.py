@@ -57,6 +57,8 @@ def accept(folder: Path, file: Path) -> str:
         UserError: it is no such file, is not signed by the key that is pinned, or was revoked.
     """
     site = file.name.removesuffix(f".pub{NEXT}")
+    if site == file.name:
+        raise UserError(f"{file} is no NAME.pub{NEXT}, which `fedconcord flower keys rotate NAME` writes; give that")
     keys.check_names([site])
     pinned = folder / f"{site}.pub"
     present, coming = ring.public_key(pinned), keys.public_key(file)

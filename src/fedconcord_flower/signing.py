@@ -90,7 +90,7 @@ def sign(path: Path, key: Path, approver: str, job: str) -> Statement:
     Raises:
         UserError: the key is no approver's, or there is nothing to sign.
     """
-    content = _read(key)
+    content = _read(key, MAKES)
     try:
         secret = serialization.load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -116,7 +116,7 @@ def verify(path: Path, key: Path, job: str | None = None) -> Statement:
         UserError: there is no signature, it is another's or of other words, it is of another job, or a file was
             changed, is missing or was added, in a sentence.
     """
-    content = _read(key)
+    content = _read(key, MAKES)
     try:
         public = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
@@ -153,10 +153,9 @@ def _compare(path: Path, statement: Statement) -> None:
         raise UserError(f"{path}: {'; '.join(words)} {since}; restore it, or have it signed again")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, makes: str = "`fedconcord flower sign`") -> bytes:
+    """The bytes of a file, by the command that makes it."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({reason(error)}); `fedconcord flower sign` writes signatures"
-        ) from None
+        raise UserError(f"{path} cannot be read ({reason(error)}); {makes} writes such files") from None

@@ -196,3 +196,21 @@ def test_what_cannot_be_signed_is_said(results: Path, capsys: pytest.CaptureFixt
     (results / "job.toml").unlink()
     assert call(["flower", "sign", str(results), "--key", str(key(results)), "--approver", "Anna"]) == 2
     assert "--job names the settings" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_named(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = str(results.parent / "absent")
+    for line, why in (
+        (
+            ["sign", absent, "--key", "k", "--approver", "A"],
+            f"there is no {absent}; name a folder of results, or a file",
+        ),
+        (["card", absent], f"there is no {absent}; name a folder of results, or a file"),
+        (["verify", str(results), "--key", absent], f"{absent} cannot be read (No such file or directory); "),
+        (
+            ["keys", "accept", absent],
+            f"{absent} is no NAME.pub.next, which `fedconcord flower keys rotate NAME` writes",
+        ),
+    ):
+        assert call(["flower", *line]) == 2
+        assert why in capsys.readouterr().err

@@ -244,11 +244,9 @@ def most_rounds(sampling: Identity, seed: int, cohort: int, n: int, rounds: int)
 
 
 def likely_rounds(sampling: Identity, cohort: int, n: int, rounds: int) -> int:
-    """As the last of `most_rounds`, whatever the seed: more with a chance of 1 % at most. All where that is None."""
+    """As the last of `most_rounds` where that is known, whatever the seed: more with a chance of 1 % at most."""
     if sampling == cyclic().identity:
         return math.ceil(rounds / math.ceil(n / cohort))
-    if sampling != uniform().identity:
-        return rounds
     from scipy.special import betainc  # type: ignore[import-untyped]  # which runs without privacy need not pay
 
     # each client is in so many rounds as so many coins fall; the chance of more than k is a beta integral
