@@ -3,25 +3,29 @@
 Of this library, no paper's: A-FedPD's duals (`afedpd`), AdaGrad-Norm over rounds (Ward et al., JMLR 2020) and steps of
 a set length (`step.sizes.normed`). In round t a client takes K_i steps from y = x and sends its move and s_i, the mean
 of ||D||^2 over its steps; all clients' duals move, absent clients' too, by a common part u and an own part u_i:
-    D = g(y) + u + u_i + rho (y - x),   y <- y - min(eta, 2 L / ||D||) D,
+    D = g(y) + u + u_i + rho (y - x),   y <- y - min(eta, b L / ||D||) D,
     u_i <- u_i + rho (y_i - mean),   u <- u + rho (mean - x),
-    G^2 <- G^2 + eps mean_A s_i,   eta = L / G,   rho = max(c / K, r) / eta,   x <- mean + u / rho,
-with mean = mean_A y_i. In round 0 rho = 0, every client takes L over the length of its first D for eta, and G^2
-becomes mean_A s_i. The answer is 0.3 answer + 0.7 mean.
+    G^2 <- G^2 + eps mean_A s_i,   h <- h exp(-a cos(g, u)), held to [0.02, 1],   eta = h L / G,
+    rho = max(c / K, r) / eta,   x <- mean + u / rho,
+with mean = mean_A y_i, g what the mean move says of the round's mean gradient and u as it was; a is 0.1 where that
+lengthens steps and 0.3 where it shortens them. In round 0 rho = 0, every client takes L over the length of its first D
+for eta, G^2 becomes mean_A s_i, and its moves already give duals: u_i and u as above with the rho that follows. The
+answer is 0.3 answer + 0.7 mean.
 
 Where clients keep nothing (duals common) u_i is 0: a heavy ball over normalised steps, which is not exact.
 
 Why. Duals are in units of gradients, so that the penalty may change while they last: u + u_i = -grad f_i(x) is the
 fixed point at any eta and rho that have settled, with absent clients and unequal work. The length of the first
 gradients is what tells step sizes of federations apart; the cap on a step's length keeps one steep client from undoing
-a round. The sum in G hardly acts while all goes well, and where steps are too long gradients grow, so that it shortens
-them until they are not: nothing else has to find out that a run goes wrong. What a penalty does depends on rho eta: a
-round of K steps damps the server's extrapolation, a heavy ball of weight 1 - rho eta K, by c at least, and long rounds
-are held to the server's model by r at every step.
+a round. h is a hypergradient (Baydin et al., ICLR 2018): where the round's gradient points along what the duals hold
+against it, the last rounds went too far, or gradients are noise. The sum in G hardly acts while all goes well, and
+where steps are too long gradients grow, so that it shortens them until they are not. What a penalty does depends on
+rho eta: a round of K steps damps the server's extrapolation, a heavy ball of weight 1 - rho eta K, by c at least, and
+long rounds are held to the server's model by r at every step.
 
-L, eps, c and r are chosen on the federations of benchmarks/federations.py that are not held out; docs/auto.md has what
-came of it on others, and where it falls short. Gradients may be scaled by any factor; models may not: L is in their
-units, which the usual initialisations and normalised inputs fix.
+The constants are chosen on the federations of benchmarks/federations.py and of the arena that are not held out;
+docs/auto.md has what came of it on others, and where it falls short. Gradients may be scaled by any factor; models may
+not: L is in their units, which the usual initialisations and normalised inputs fix.
 """
 
 from __future__ import annotations
@@ -50,8 +54,10 @@ from fedconcord.method.contract import (
 from fedconcord.method.contract.identity import definition
 from fedconcord.support.parameters import about
 
-LENGTH, LONGEST = 0.4, 2.0  # L, and the longest step over it
-EPS, C, R = 0.02, 0.07, 0.02
+LENGTH, LONGEST = 0.7, 0.8 / 0.7  # L, and b, the longest step over it
+EPS, C, R = 0.02, 0.07, 0.01
+GROW, SHRINK = 0.1, 0.3  # a
+LEAST = 0.02  # and h at least that, at most 1
 FRESH, KEPT = 0.2, 0.3  # weight of the newest mean work in K, of the last answer in the answer
 
 
@@ -64,6 +70,7 @@ class Server(NamedTuple):
     steps: Tensor  # [] K
     rho: Tensor  # [] the next round's
     first: Tensor  # [] and its step size; 0: clients find their own
+    factor: Tensor  # [] h
 
 
 class Down(NamedTuple):
@@ -82,6 +89,11 @@ class Message(NamedTuple):
     square: Tensor  # [] mean of ||D||^2 over its steps
 
 
+class Settled(NamedTuple):
+    shift: Tensor  # [d] what the cohort's own duals have in common
+    unit: Tensor  # [] 1; after round 0, whose rows hold moves, rho
+
+
 Duals = Annotated[
     Literal["own", "common"],
     about(
@@ -89,6 +101,19 @@ Duals = Annotated[
         "their data is not corrected"
     ),
 ]
+
+
+def unit(rho: Tensor) -> Tensor:
+    """What a move counts in a row: rho; 1 while there is none."""
+    return torch.where(rho > 0, rho, 1.0)
+
+
+def longer(server: Server, move: Tensor, steps: Tensor) -> Tensor:
+    """exp(-a cos(g, u)), with g from the cohort's mean move of so many steps."""
+    kept = (1 - server.rho * server.first) ** steps  # of the distance from x, by the pull
+    g = -move * server.rho / (1 - kept) - server.dual
+    cosine = torch.dot(g, server.dual) / (g.norm() * server.dual.norm()).clamp(min=torch.finfo(g.dtype).tiny)
+    return torch.exp(-SHRINK * cosine.clamp(min=0) - GROW * cosine.clamp(max=0))
 
 
 @definition()
@@ -99,8 +124,8 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
     """
 
     def init(x: Tensor, population: Population) -> Server:
-        square, steps, rho, first = x.new_zeros(()), x.new_zeros(()), x.new_zeros(()), x.new_zeros(())
-        return Server(x, torch.zeros_like(x), x, x, square=square, steps=steps, rho=rho, first=first)
+        zero, one = x.new_zeros(()), x.new_ones(())
+        return Server(x, torch.zeros_like(x), x, x, square=zero, steps=zero, rho=zero, first=zero, factor=one)
 
     def start(down: Down, row: Row | tuple[()], client: Client) -> Local:
         dual = down.dual + row.dual if isinstance(row, Row) else down.dual
@@ -109,23 +134,26 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
     def finish(down: Down, row: Row | tuple[()], done: Done, client: Client) -> tuple[Message, Row | tuple[()]]:
         assert done.power is not None
         move = done.x - down.x
-        return Message(move, done.power), Row(row.dual + down.rho * move) if isinstance(row, Row) else row
+        return Message(move, done.power), Row(row.dual + unit(down.rho) * move) if isinstance(row, Row) else row
 
     def update(server: Server, total: Message, cohort: Cohort) -> Server:
         begun, power = server.square > 0, total.square.reshape(())  # [1] where clients are stacked
-        mean, dual = server.x + total.move, server.dual + server.rho * total.move
+        mean = server.x + total.move
         square = torch.where(begun, server.square + EPS * power, power)
         steps = torch.where(begun, (1 - FRESH) * server.steps + FRESH * cohort.mean_steps, cohort.mean_steps)
-        first = torch.where(square > 0, LENGTH / square.sqrt(), 0.0)
+        factor = torch.where(begun, server.factor * longer(server, total.move, cohort.mean_steps), server.factor)
+        factor = factor.clamp(LEAST, 1)
+        first = torch.where(square > 0, factor * LENGTH / square.sqrt(), 0.0)
         rho = torch.where(square > 0, torch.maximum(C / steps, steps.new_tensor(R)) / first, 0.0)
+        dual = server.dual + torch.where(begun, server.rho, rho) * total.move
         x = mean + torch.where(rho > 0, dual / rho, 0.0)
         answer = torch.where(begun, KEPT * server.answer + (1 - KEPT) * mean, mean)
-        return Server(x, dual, mean, answer, square, steps, rho, first)
+        return Server(x, dual, mean, answer, square, steps, rho, first, factor)
 
-    shift = Settle(
-        send=lambda down, server: down.rho * (server.mean - down.x),
-        row=lambda shift, row: Row(row.dual - shift),
-    )
+    def send(down: Down, server: Server) -> Settled:
+        return Settled(unit(down.rho) * (server.mean - down.x), torch.where(down.rho > 0, 1.0, server.rho))
+
+    shift = Settle(send=send, row=lambda sent, row: Row(sent.unit * (row.dual - sent.shift)))
     return Algorithm(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),
