@@ -643,6 +643,10 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
     ),
+    "privacy of samples: exact figures leave a site": Mutation(
+        (Edit("../fedconcord_sites/site.py", "raise FrameError(UNJUDGED)", "pass"),),
+        ("tests/sites/test_deploy_private.py", "-k", "curious"),
+    ),
     "privacy: noise of another law": Mutation(
         (Edit("method/contract/discrete.py", "(1 << 2 * bits + 1)", "(1 << 2 * bits)"),), DISCRETE
     ),

@@ -104,7 +104,8 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
     models = sum(question.kind == "judge" for question, _, _ in log[:start])  # each of which is judged
     most = dict.fromkeys(ROUNDS, policy.rounds(source)) | dict.fromkeys((*HANDSHAKE, "prologue", "join"), 1)
     most |= dict.fromkeys(JUDGING, models * policy.evaluations(source)) | {"loss": policy.rounds(source)}
-    is_noisy = is_private(source) and source.values.get("privacy.kind") == "local"
+    of_client = source.values.get("privacy.unit", "client") == "client"
+    is_noisy = is_private(source) and (source.values.get("privacy.kind") == "local" or not of_client)
     answers = dict[tuple[str, str], Answer]()
     for question, answer, length in log:
         key = (question.kind, answer.kind)

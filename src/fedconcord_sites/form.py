@@ -58,6 +58,9 @@ SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and 
 }
 
 
+UNJUDGED = "no figures leave a site whose noise is its own: they are exact sums over its rows, and epsilon covers none"
+
+
 class Form(NamedTuple):
     """What a model needs to know of samples; plain values."""
 
@@ -172,6 +175,12 @@ def is_private(source: Source) -> bool:
     return source.values.get("privacy.clip") is not None
 
 
+def has_own_noise(config: Config) -> bool:
+    """Whether a site's noise is its own, so that it trusts no server: no exact figure of a model leaves it."""
+    privacy = config.privacy
+    return privacy.clip is not None and (privacy.kind == "local" or privacy.unit != "client")
+
+
 def terms_of(config: Config, samples: Sequence[int]) -> Terms | None:
     """The terms of secure sums of sites with so many training samples; None where the server sees every message."""
     secure, bits = config.secure, _whole_bits(config)
@@ -208,8 +217,7 @@ def _check_secure(config: Config, job: Job) -> None:
         raise UserError(
             f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
         )
-    is_local = config.privacy.kind == "local" or config.privacy.unit == "sample"
-    if is_local and config.privacy.clip is not None:
+    if has_own_noise(config):
         raise UserError(
             "a site whose noise is its own (privacy.kind local or privacy.unit sample) sends one noisy message a "
             "round, and secure sums may have to mask it anew for each try; use central noise of unit client, or leave "

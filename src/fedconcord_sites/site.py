@@ -50,9 +50,11 @@ from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private, weighing
 from fedconcord_sites.form import (
+    UNJUDGED,
     Form,
     facts,
     form_of,
+    has_own_noise,
     input_settings,
     is_secure,
     model_of,
@@ -296,9 +298,8 @@ class Site:
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
         if inner.loss_of.counts is not None:
             about["counts"] = [count(inner, targets) for _, targets in (train, test)]
-        protection = job.algorithm.facts.protection
-        once, is_local = None, protection is not None and protection.kind == "local"
-        if is_local or job.algorithm.step.noise is not None:
+        once = None
+        if has_own_noise(config):
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
@@ -348,6 +349,8 @@ class Site:
         return replies[0]
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
+        if opened.once is not None:
+            raise FrameError(UNJUDGED)
         self.gate.admit_model(frame, opened.models)
         if opened.jury is not None:
             from fedconcord_sites import jury
