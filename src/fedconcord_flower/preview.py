@@ -156,7 +156,8 @@ def _leaves(question: Frame, answer: Frame) -> list[str]:
         for column, texts in fields["texts"].items():
             lines.append(f"texts of {column}: {', '.join(map(repr, texts)) or 'none'}")
     elif answer.kind == "ready":
-        lines.append("rows trained and tested on: {}, {}".format(*fields["samples"]))
+        units = "persons trained on and rows" if "what is protected" in fields["facts"] else "rows trained and"
+        lines.append("{} tested on: {}, {}".format(units, *fields["samples"]))
         lines += ["their tokens with a class: {}, {}".format(*fields["counts"])] if "counts" in fields else []
         lines += [f"{what}: {value}" for what, value in fields["facts"].items()]
     else:

@@ -219,9 +219,9 @@ def _check_secure(config: Config, job: Job) -> None:
         )
     if has_own_noise(config):
         raise UserError(
-            "a site whose noise is its own (privacy.kind local or privacy.unit sample) sends one noisy message a "
-            "round, and secure sums may have to mask it anew for each try; use central noise of unit client, or leave "
-            "secure.clip out"
+            "a site whose noise is its own (privacy.kind local, or privacy.unit sample or person) sends one noisy "
+            "message a round, and secure sums may have to mask it anew for each try; use central noise of unit client, "
+            "or leave secure.clip out"
         )
     if config.privacy.clip is not None and part("sampling", config.sampling).poisson:
         raise UserError(
@@ -261,6 +261,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
         "the secure sums": "none" if config.secure.clip is None else f"{config.secure} of {config.cohort}",
+        **({} if config.privacy.unit != "person" else {"what is protected": "all rows of a person"}),
         **({} if inner.layout.digest is None else {"the frozen part of the model": inner.layout.digest}),
         "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",
     }
@@ -285,6 +286,7 @@ def _zeros(form: Form, clients: int) -> Dataset:
         test_y,
         form.outputs,
         natural=[np.array([i]) for i in range(clients)],
+        persons=np.arange(clients),
         target=form.target,
         output_names=form.names,
         preprocessing=form.preprocessing,

@@ -36,7 +36,6 @@ from fedconcord.federation.data import federated
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.data.federated import Means, Samples, SiteFile, SiteSums
 from fedconcord.federation.data.preprocess import mean_of
-from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.participation.schedule import Schedule
@@ -287,15 +286,14 @@ class Site:
             check_samples(of, inner.target, inner.classes, inner.pad)
         if inner.pad is not None:  # which the shell's samples have none of
             check_fit(inner.model, inner.loss_of, train[0][:2], train[1][:2], inner.target, inner.classes, inner.pad)
-        objective: Objective = problem.objective
-        if isinstance(job.problem, Regularised):
-            objective = Regularised(problem, job.problem.regulariser).objective
+        whole = private.whole(config, job, problem, mine.persons)
+        objective: Objective = whole.objective
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
         roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
         member, jury = (None, None) if roster is None else self._members(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
-        about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
+        about = {"facts": facts(job, config), "samples": [int(whole.roster.samples[0]), len(test[1])]}
         if inner.loss_of.counts is not None:
             about["counts"] = [count(inner, targets) for _, targets in (train, test)]
         once = None
@@ -333,7 +331,8 @@ class Site:
         assert isinstance(schedule, Schedule)
         is_counted = opened.budget is not None and opened.budget.spending.most is not None
         drawn_of = opened.job.problem.roster.n if is_counted else None
-        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]), opened.roster, drawn_of)
+        samples = opened.said.fields["samples"][0]
+        bounds.check_orders(frame, schedule, opened.job.algorithm, samples, opened.roster, drawn_of)
         self.gate.afford(frame.method, opened.budget, frame.round + 1)
         ask_path = self.folder / opened.run / "asked.frame"
         if frame.kind == "train" and opened.client.forgets(frame.round) and ask_path.exists():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedconcord.execution.job import accountant
 from fedconcord.execution.job.accountant import KEYED, Budget
+from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
+from fedconcord.federation.objectives.persons import Persons
 from fedconcord.federation.participation.sampling import Sampler, likely_rounds, most_rounds
 from fedconcord.federation.participation.work import Coins, epoch_steps
 from fedconcord.method.contract import Algorithm, Problem
@@ -27,11 +31,11 @@ def calibrated(config: Config) -> Config:
     """
     privacy = config.privacy
     size = config.local.batch_size
-    if privacy.unit == "sample" and (privacy.clip is None or not isinstance(batch_of(size), Coins)):
+    if (unit := privacy.unit) != "client" and (privacy.clip is None or not isinstance(batch_of(size), Coins)):
         raise UserError(
-            "privacy.unit sample needs a bound on a sample's gradient and batches that each sample is in by its own "
+            f"privacy.unit {unit} needs a bound on a {unit}'s gradient and batches that each {unit} is in by its own "
             f"coin, given privacy.clip {grammar.text(privacy.clip)} and local.batch_size {size}; give all three, as in "
-            "--dp-unit sample --batch-size 'poisson(0.05)' --dp-clip 1"
+            f"--dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1"
         )
     if privacy.clip is None:
         lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
@@ -70,7 +74,7 @@ def calibrated(config: Config) -> Config:
 
 def _refuse(config: Config) -> None:
     privacy, measures = config.privacy, config.eval
-    if privacy.unit == "sample":
+    if privacy.unit != "client":
         _refuse_of_samples(config)
     if isinstance(privacy.clip, str) and privacy.kind == "local":
         raise UserError(
@@ -107,13 +111,13 @@ def _refuse_of_samples(config: Config) -> None:
     privacy, local = config.privacy, config.local
     if isinstance(privacy.clip, str):
         raise UserError(
-            f"privacy.clip {privacy.clip} follows the norms of messages, and privacy.unit sample clips gradients; give "
-            "a number"
+            f"privacy.clip {privacy.clip} follows the norms of messages, and privacy.unit {privacy.unit} clips "
+            "gradients; give a number"
         )
     if privacy.kind != "central":
         raise UserError(
-            f"privacy.kind {privacy.kind} is of noise on messages, and with privacy.unit sample each client has noise "
-            "in its steps; leave it out"
+            f"privacy.kind {privacy.kind} is of noise on messages, and with privacy.unit {privacy.unit} each client "
+            "has noise in its steps; leave it out"
         )
     if local.seconds is not None:
         raise UserError(
@@ -134,12 +138,12 @@ def refuse_data(config: Config, problem: Problem) -> None:
         UserError: they were.
     """
     inner, privacy = supervised(problem), config.privacy
-    if privacy.unit == "sample":
+    if privacy.unit != "client":
         most = int(problem.roster.samples.max())
         if privacy.delta >= 1 / most:
             raise UserError(
-                f"privacy.delta {privacy.delta:g} lets one of a client's {most} samples be published whole; give less "
-                f"than {1 / most:.2g}, usually far less"
+                f"privacy.delta {privacy.delta:g} lets one of a client's {most} {privacy.unit}s be published whole; "
+                f"give less than {1 / most:.2g}, usually far less"
             )
         if inner is not None and inner.factor is not None:
             raise UserError(
@@ -158,6 +162,35 @@ def refuse_data(config: Config, problem: Problem) -> None:
             f"the target of {config.data} is scaled by its exact mean over the clients, which privacy does not cover; "
             "use a target of classes"
         )
+
+
+def of_persons(problem: Problem) -> Persons:
+    """The problem whose samples are persons.
+
+    Raises:
+        UserError: nothing says whose a row is, or no model of labelled rows is shared whole.
+    """
+    if not isinstance(problem, Supervised) or problem.data.persons is None:
+        raise UserError(
+            "privacy.unit person needs labelled rows that say whose they are, and a model that is shared whole; give "
+            "input.person, the column or array of persons, and leave local.private out, or use privacy.unit sample"
+        )
+    return Persons(problem, problem.data.persons)
+
+
+def rows_note(config: Config, persons: np.ndarray | None) -> str | None:
+    """That epsilon is of a row where persons have several, in a sentence; None where it is not.
+
+    Args:
+        persons: [n] whose each training row is, where that is known.
+    """
+    repeated = 0 if persons is None else int((np.unique(persons, return_counts=True)[1] > 1).sum())
+    if config.privacy.unit != "sample" or not repeated:
+        return None
+    return (
+        f"epsilon is of a row, and {repeated} person{'s have' if repeated > 1 else ' has'} several rows to train on, "
+        "which together say more; privacy.unit person protects all rows of a person"
+    )
 
 
 def _steps(config: Config) -> int:
@@ -190,7 +223,7 @@ def _most(config: Config) -> tuple[int, ...] | None:
 
 def _coin(config: Config) -> float | None:
     coins = batch_of(config.local.batch_size)
-    if config.privacy.unit == "sample" and isinstance(coins, Coins):
+    if config.privacy.unit != "client" and isinstance(coins, Coins):
         return coins.probability
     sampler: Sampler = part("sampling", config.sampling)
     return config.cohort / config.clients if sampler.poisson else None
@@ -203,9 +236,9 @@ def budget_of(config: Config) -> Budget | None:
         return None
     coin = _coin(config)
     steps, unit, most = _steps(config), privacy.unit, _most(config)
-    if unit == "sample":
+    if unit != "client":
         many = f"{steps} local steps a round" if steps > 1 else "one local step a round"
-        sampled = f"noise in every local step, {many} at most, each sample in each with probability {coin:.4g}"
+        sampled = f"noise in every local step, {many} at most, each {unit} in each with probability {coin:.4g}"
     elif privacy.kind == "local":
         sampled = "noise on each message, no amplification claimed"
     elif coin is None:
@@ -226,7 +259,7 @@ def _bounded(config: Config) -> str:
     assert privacy.noise is not None
     rule = clipping_of(privacy.clip)
     if not isinstance(rule, Adaptive):
-        what = "messages" if privacy.unit == "client" else "gradients of samples"
+        what = "messages" if privacy.unit == "client" else f"gradients of {privacy.unit}s"
         return f"{what} clipped to {rule:g}, noise {privacy.noise:g} times that"
     noises = rule.noises(privacy.noise, config.cohort)
     return (
@@ -246,7 +279,7 @@ def privacy_note(config: Config, generator: str = KEYED) -> str | None:
         return None
     budget = budget_of(config)
     if budget is None:
-        what = "messages" if privacy.unit == "client" else "gradients of samples"
+        what = "messages" if privacy.unit == "client" else f"gradients of {privacy.unit}s"
         return f"{config.label}: {what} clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
     epsilon = budget.spending.epsilon(budget.rounds)
     return (
@@ -267,7 +300,7 @@ def protected(algorithm: Algorithm, config: Config) -> Algorithm:
         return algorithm
     assert privacy.noise is not None
     clip, coins = clipping_of(privacy.clip), batch_of(config.local.batch_size)
-    if privacy.unit == "sample" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
+    if privacy.unit != "client" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
         return with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
     if isinstance(clip, Adaptive):
         return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
