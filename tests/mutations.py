@@ -654,6 +654,10 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of persons: a person is its first row": persons(
         "+ torch.arange(count, device=persons.device)", "+ torch.zeros(count, dtype=torch.int64)"
     ),
+    "privacy of both: a client's epsilon is of the samples' noise": Mutation(
+        (Edit("study/settings/privacy.py", "spending(privacy.client_noise, ", "spending(privacy.noise, "),),
+        ("tests/method/test_both_units.py",),
+    ),
     "privacy of samples: exact figures leave a site": Mutation(
         (Edit("../fedconcord_sites/site.py", "raise FrameError(UNJUDGED)", "pass"),),
         ("tests/sites/test_deploy_private.py", "-k", "curious"),

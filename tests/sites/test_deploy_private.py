@@ -340,6 +340,23 @@ def test_a_site_whose_samples_are_private_gives_no_second_noise(tables: Path, tm
     assert (refused.kind, "spend privacy twice" in refused.fields["why"]) == ("refused", True)
 
 
+@pytest.mark.parametrize("sampling", ["uniform", "poisson"])
+def test_sites_may_be_protected_beside_their_rows(sampling: str, tables: Path, tmp_path: Path) -> None:
+    """Each step has noise of its site, the sum noise of the server; and both epsilons are shown."""
+    both = with_(JOB, **SAMPLES, sampling=sampling, rounds=2)
+    both["privacy"] = {**both["privacy"], "client_clip": 0.05, "client_noise": 2.0}
+    draws: list[np.ndarray] = []
+    here = Private(both, tables, tmp_path / "run", counted(draws))
+    assert here.run() == "complete"
+    steps = int(here.metrics()[-1]["gradient_steps"])
+    assert [len(one) for one in draws] == [len(here.server()["x"])] * (steps + 2)
+    privacy = here.said()["privacy"]
+    assert privacy["client_epsilon"] > 0
+    assert privacy["epsilon"] > 0
+    with pytest.raises(UserError, match="may have to mask it anew"):
+        Private(with_(both, secure=SECURE, sampling="uniform"), tables, tmp_path / "secure").run()
+
+
 OWN_NOISE: list[dict[str, Any]] = [{"privacy": {"kind": "local"}}, SAMPLES]
 
 

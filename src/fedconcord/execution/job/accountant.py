@@ -70,6 +70,7 @@ class Budget(NamedTuple):
     said: str  # in words, without what is spent
     generator: str = KEYED  # where noise and coins come from
     unit: Literal["client", "sample", "person"] = "client"  # of protection
+    of_client: Spending | None = None  # what is spent of a client as well, by noise on sums of messages
 
     @property
     def rounds(self) -> int:

@@ -38,7 +38,8 @@ def calibrated(config: Config) -> Config:
             f"--dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1"
         )
     if privacy.clip is None:
-        lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
+        keys = ("noise", "epsilon", "client_clip", "client_noise")
+        lonely = next((key for key in keys if getattr(privacy, key) is not None), None)
         if lonely is not None:
             raise UserError(
                 f"privacy.{lonely} {getattr(privacy, lonely):g} needs a bound on what a client sends; give "
@@ -81,14 +82,15 @@ def _refuse(config: Config) -> None:
             f"privacy.clip {privacy.clip} follows how many messages are within the clip, and privacy.kind local would "
             "drown that in noise on each client's yes or no; use central, or a number for the clip"
         )
+    _refuse_of_clients(config)
     for key in ("aggregate", "hostile"):
         text = getattr(config, key)
-        if text is not None and privacy.unit == "client" and grammar.parse(text).name not in FACTORS:  # which say so
+        if text is not None and protects_clients(config) and grammar.parse(text).name not in FACTORS:  # which say so
             raise UserError(
                 f"{key} {text} takes the contributions of clients apart, and privacy covers their sum "
                 "alone; leave one of them out"
             )
-    if privacy.unit == "client" and privacy.delta >= 1 / config.clients:
+    if protects_clients(config) and privacy.delta >= 1 / config.clients:
         raise UserError(
             f"privacy.delta {privacy.delta:g} lets one of {config.clients} clients be published whole; give less than "
             f"{1 / config.clients:.2g}, usually far less"
@@ -104,6 +106,25 @@ def _refuse(config: Config) -> None:
             f"eval.patience chooses the model by {watch}, of clients' own samples, which privacy does not cover; give "
             "eval.watch=test_loss, or leave it out"
         )
+
+
+def protects_clients(config: Config) -> bool:
+    """Whether clients are protected, alone or beside their samples."""
+    return config.privacy.unit == "client" or config.privacy.client_clip is not None
+
+
+def _refuse_of_clients(config: Config) -> None:
+    """Why clients cannot be protected beside their samples."""
+    privacy = config.privacy
+    pair = (privacy.client_clip, privacy.client_noise)
+    if pair != (None, None) and (None in pair or privacy.unit == "client" or privacy.noise == 0):
+        raise UserError(
+            "privacy.client_clip and privacy.client_noise protect clients beside privacy.unit sample or person with "
+            f"its noise, given {grammar.text(pair[0])} and {grammar.text(pair[1])}, unit {privacy.unit} and noise "
+            f"{grammar.text(privacy.noise)}; give both there, or neither"
+        )
+    if privacy.client_noise is not None and (reason := too_little(privacy.client_noise)) is not None:
+        raise UserError(reason)
 
 
 def _refuse_of_samples(config: Config) -> None:
@@ -225,6 +246,10 @@ def _coin(config: Config) -> float | None:
     coins = batch_of(config.local.batch_size)
     if config.privacy.unit != "client" and isinstance(coins, Coins):
         return coins.probability
+    return _coin_of_clients(config)
+
+
+def _coin_of_clients(config: Config) -> float | None:
     sampler: Sampler = part("sampling", config.sampling)
     return config.cohort / config.clients if sampler.poisson else None
 
@@ -247,9 +272,15 @@ def budget_of(config: Config) -> Budget | None:
         sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
     if most is not None and most[-1] < config.rounds:
         sampled += f"; a client is in {most[-1]} of {config.rounds} rounds at most"
+    of_client = None
+    if privacy.client_clip is not None and privacy.client_noise:
+        of_client = accountant.spending(privacy.client_noise, "central", _coin_of_clients(config), privacy.delta)
+        of_client = of_client._replace(most=most)
+        times = f"noise {privacy.client_noise:g} times that on the sum"
+        sampled += f"; messages clipped to {privacy.client_clip:g}, {times}"
     description = f"{_bounded(config)}, {sampled}"
     spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)._replace(steps=steps, most=most)
-    return Budget(spending, privacy.epsilon, config.rounds, description, unit=unit)
+    return Budget(spending, privacy.epsilon, config.rounds, description, unit=unit, of_client=of_client)
 
 
 def _bounded(config: Config) -> str:
@@ -281,9 +312,10 @@ def privacy_note(config: Config, generator: str = KEYED) -> str | None:
     if budget is None:
         what = "messages" if privacy.unit == "client" else f"gradients of {privacy.unit}s"
         return f"{config.label}: {what} clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
-    epsilon = budget.spending.epsilon(budget.rounds)
+    epsilon, also = budget.spending.epsilon(budget.rounds), budget.of_client
+    more = "" if also is None else f", and epsilon {also.epsilon(budget.rounds):.4g} for a client,"
     return (
-        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit} after "
+        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit}{more} after "
         f"{budget.rounds} rounds; {budget.said}; {generator}"
     )
 
@@ -301,7 +333,10 @@ def protected(algorithm: Algorithm, config: Config) -> Algorithm:
     assert privacy.noise is not None
     clip, coins = clipping_of(privacy.clip), batch_of(config.local.batch_size)
     if privacy.unit != "client" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
-        return with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
+        inner = with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
+        if privacy.client_clip is None:
+            return inner
+        return with_privacy(inner, privacy.client_clip, privacy.client_noise or 0.0, "central", config.cohort)
     if isinstance(clip, Adaptive):
         return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
     return with_privacy(algorithm, clip, privacy.noise, privacy.kind, config.cohort)

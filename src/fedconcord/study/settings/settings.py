@@ -76,13 +76,11 @@ class LocalSettings(BaseModel):
     private: str | None = key(
         None, "a pattern of names such as head.*", stage="job", name="local_private", metavar="PATTERN"
     )
-    """parameters of the model that a client keeps for itself, as a pattern of their names (several are separated by
-    |); if none, all of the model is shared"""
+    """parameters of the model that a client keeps for itself, a pattern of names, several with |; if none, none"""
     private_steps: Count | Literal["frozen"] | None = key(
         None, "an integer >= 1 or frozen", stage="job", name="local_private_steps"
     )
-    """number of local steps on the private parameters alone, before those on the shared ones alone; frozen: no step
-    moves private parameters; if none, every local step moves both"""
+    """local steps on private parameters alone, before those on shared ones; frozen: none; if none, steps move both"""
     term: str | None = key(None, "a term such as ntd or moon(weight=5)", stage="job", name="term")
     """what is added to the clients' loss, or package.module:factory for a term of your own; if none, nothing is"""
     weight_decay: NotNegative = 0.0
@@ -92,8 +90,7 @@ class LocalSettings(BaseModel):
     clip_direction: Positive | None = None
     """largest l2 norm of the direction of a local step, dual and proximal terms included; if none, it is not clipped"""
     clip_form: Literal["whole", "released"] = "whole"
-    """what clip_direction clips: whole, the complete direction; released, as FL-Simulator and FedDyn do, the direction
-    before weight decay and rho x are added"""
+    """what clip_direction clips: whole, all; released, as in FL-Simulator and FedDyn, all but weight decay and rho x"""
     oracle: str = key("minibatch", "a gradient oracle such as full or sam(0.1)", stage="job")
     """which gradient a local step uses"""
     solver: Literal["sgd", "lbfgs"] = "sgd"
@@ -101,8 +98,7 @@ class LocalSettings(BaseModel):
     step_decay: Fraction = 1.0
     """factor by which the local step size is multiplied after every step of a round"""
     tolerance: Positive | None = None
-    """squared norm of the gradient of its local problem at which a client stops early; epochs are then the most that it
-    does; if none, no client stops early"""
+    """squared norm of its local problem's gradient at which a client stops early; if none, no client does"""
 
 
 class EngineSettings(BaseModel):
@@ -217,6 +213,10 @@ class PrivacySettings(BaseModel):
     """the delta of (epsilon, delta)-privacy, below 1 / clients or 1 / samples"""
     kind: Literal["central", "local"] = "central"
     """who adds the noise: central, the server to the sum; local, every client to its own message"""
+    client_clip: Positive | None = None
+    """with unit sample or person: largest l2 norm of a message, so that noise of the server protects clients too"""
+    client_noise: NotNegative | None = None
+    """standard deviation of that noise divided by client_clip"""
 
 
 def _as_text(value: object) -> object:
