@@ -235,7 +235,7 @@ def ledger(
     for file in {line["file"]: line["path"] for line in lines}:
         mine = [line for line in lines if line["file"] == file]
         if (epsilon := epsilon_of(mine)) > 0:
-            say(f"{mine[-1]['path']} (SHA-256 {file[:12]}): epsilon {epsilon:.4g} over all runs, site as unit")
+            say(f"{mine[-1]['path']} (SHA-256 {file[:12]}): epsilon {epsilon:.4g} over all runs, of their units")
     say(f"{len(lines)} lines, none changed; the last has the hash {book.head}")
 
 

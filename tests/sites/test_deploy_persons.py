@@ -10,7 +10,10 @@ from test_deploy_core import Federation, far, leaves, simulated, with_
 from test_deploy_private import JOB, NONE, SITES, Private
 
 from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame
 from fedconcord.support.errors import UserError
+from fedconcord_sites.policy import USUAL
+from fedconcord_sites.site import Site
 
 PERSONS = {"unit": "person", "clip": 0.3, "noise": 1.0}
 EVERYONE = with_(JOB, local={"batch_size": "poisson(1)"}, privacy=PERSONS, input={"person": "patient"})
@@ -70,6 +73,10 @@ def test_the_column_of_persons_is_no_feature_of_a_sites_table(tmp_path: Path) ->
     here = Federation(job, tmp_path, tmp_path / "all", SITES)
     assert here.serve().status == "complete"
     assert len(here.server()["x"]) == 2 * (1 + 1)
+    never = USUAL.model_copy(update={"never": ["patient"]})
+    strict = Site(here.job, tmp_path / "a.csv", tmp_path / "strict", "a", policy=never)
+    refused = codec.read(strict.answer(codec.write(Frame("hello", "0" * 16, 0, 0, {"clients": 4}))))
+    assert "never lets column 'patient' be read" in refused.fields["why"]  # how many there are would leave it
     (tmp_path / "c.csv").write_text("u,label\n" + "".join(f"{k * 0.1},{k % 2}\n" for k in range(20)))
     with pytest.raises(UserError, match="'patient'"):
         Federation(job, tmp_path, tmp_path / "lacking", SITES).serve()

@@ -61,8 +61,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
         # which token is padding in a model's card, and whether the library lets a token look ahead (13); a site's
         # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (29)
-        # persons with several rows: an objective whose samples they are (115), whose a row is, in tables or arrays (45)
-        11753,
+        # persons with several rows: an objective whose samples they are (115), whose a row is, in tables or arrays (47)
+        11755,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -222,7 +222,7 @@ def test_the_library_is_held_by_one_head() -> None:
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
     # persons with several rows, protected with all of them, from tables, arrays and at sites: 205; clients protected
     # beside their samples: 40
-    assert sum(sizes().values()) <= 46_895
+    assert sum(sizes().values()) <= 46_897
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -123,15 +123,17 @@ def open_file(path: Path, settings: Input) -> SiteFile:
 
 
 def names_read(path: Path, settings: Input) -> list[str]:
-    """The columns of a table that a job reads, its labels last; by the header alone. Of arrays the labels' key.
+    """The columns of a table that a job reads, its labels and that of persons last; by the header alone. Of arrays the
+    keys of both.
 
     Raises:
         UserError: as `open_file`.
     """
+    persons = filter(None, (settings.person,))
     if path.suffix.lower() == ".npz":
-        return list(settings.label or ("y",))
+        return [*(settings.label or ("y",)), *persons]
     source = open_table(path, settings.missing)
-    return [*features_of(source, _of_this_file(source, settings)), *settings.label]
+    return [*features_of(source, _of_this_file(source, settings)), *settings.label, *persons]
 
 
 def _of_this_file(source: Source, settings: Input) -> Input:
