@@ -29,7 +29,6 @@ class Input(NamedTuple):
 
     label: tuple[str, ...] = ()  # columns, or the key of an array
     client: str | None = None
-    person: str | None = None
     target: Target | None = None  # guessed, and said, if none
     test: str | None = None  # where the test samples are; a share of each client's samples if none
     test_share: float = 0.2
@@ -39,6 +38,7 @@ class Input(NamedTuple):
     statistics: str | None = None  # file of given statistics
     image_size: int | None = None  # side in pixels
     memory: float | None = None  # GiB; half of the machine's if none
+    person: str | None = None  # column, or key of an array, that says whose a row is
 
 
 def refuse_too_large(need: int, what: str, limit: float | None) -> None:
