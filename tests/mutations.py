@@ -97,6 +97,11 @@ def steps(file: str, old: str, new: str) -> Mutation:
     return Mutation((Edit(f"method/{file}.py", old, new),), ("tests/method/test_sample_privacy.py",))
 
 
+def persons(old: str, new: str) -> Mutation:
+    file = "federation/objectives/persons.py"
+    return Mutation((Edit(file, old, new),), ("tests/method/test_person_privacy.py",))
+
+
 def adaptive(old: str, new: str) -> Mutation:
     return Mutation((Edit("method/wrappers/privacy.py", old, new),), ("tests/method/test_adaptive_clip.py",))
 
@@ -642,6 +647,20 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: no room for rounding": steps("contract/grid", " - math.sqrt(d)) / (1 + margin)", ")"),
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
+    ),
+    "privacy of persons: rows are clipped, and persons accounted": persons(
+        "number = numbered(owner, persons)", "number = np.arange(len(owner))"
+    ),
+    "privacy of persons: a person is its first row": persons(
+        "+ torch.arange(count, device=persons.device)", "+ torch.zeros(count, dtype=torch.int64)"
+    ),
+    "privacy of both: a client's epsilon is of the samples' noise": Mutation(
+        (Edit("study/settings/privacy.py", "spending(privacy.client_noise, ", "spending(privacy.noise, "),),
+        ("tests/method/test_both_units.py",),
+    ),
+    "privacy of samples: exact figures leave a site": Mutation(
+        (Edit("../fedconcord_sites/site.py", "raise FrameError(UNJUDGED)", "pass"),),
+        ("tests/sites/test_deploy_private.py", "-k", "curious"),
     ),
     "privacy: noise of another law": Mutation(
         (Edit("method/contract/discrete.py", "(1 << 2 * bits + 1)", "(1 << 2 * bits)"),), DISCRETE

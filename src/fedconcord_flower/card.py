@@ -13,6 +13,10 @@ from fedconcord_sites import handshake
 
 NAME = "MODEL_CARD.md"
 TEXT = Path(__file__).with_name("model_card.md")
+SOURCE = """
+Source: `metrics.csv`, round {}. Each site computed sums over its own held-out samples; the figures are those of all
+together. Figures by site are in `clients.csv`. They have no noise, and nobody but the sites has seen the samples.
+"""
 
 
 def write_card(folder: Path, job: str) -> Path:
@@ -58,14 +62,19 @@ def write_card(folder: Path, job: str) -> Path:
         ),
         samples=sum(one["samples"] for one in about["sites"]),
         tested=sum(one["tested_on"] for one in about["sites"]),
-        round=last["round"],
-        metrics="\n".join(["| metric | value |", "|---|--:|", *figures]) if figures else "No model was judged.",
+        metrics="\n".join(["| metric | value |", "|---|--:|", *figures, SOURCE.format(last["round"])])
+        if figures
+        else "No model was judged.\n",
         privacy="Epsilon: none. No noise was added: the model may tell of single samples."
         if privacy is None
-        else f"Of one {'site' if privacy['unit'] == 'client' else 'sample'}: {privacy['said']}. Figures have no noise.",
+        else "Of one {}: {}.{}".format(
+            {"client": "site"}.get(privacy["unit"], privacy["unit"]),
+            privacy["said"],
+            " Figures have no noise." if figures else "",
+        ),
         sums="Messages and figures were added under masks: the server saw sums of all sites alone."
         if secure.get("clip") is not None
-        else "The server saw each site's messages and figures.",
+        else f"The server saw each site's messages{' and figures' if figures else ''}.",
         settings=json.dumps(config, indent=1),
         limits="\n".join(limits) or "* No site was left out, and none missed an answer.",
     )

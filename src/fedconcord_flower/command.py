@@ -98,7 +98,8 @@ def try_(
             raise LostError(f"{lost}; --resume {folder} goes on from the last round") from None
     say(f"{result.label}: {result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", "))
     say(f"results: {folder}; sites' state and logs: {place}")
-    say(f"report: {write_report([folder])}")
+    if any(name.startswith("test_") for name in result.metrics):  # none where a site's noise is its own
+        say(f"report: {write_report([folder])}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
 
@@ -234,7 +235,7 @@ def ledger(
     for file in {line["file"]: line["path"] for line in lines}:
         mine = [line for line in lines if line["file"] == file]
         if (epsilon := epsilon_of(mine)) > 0:
-            say(f"{mine[-1]['path']} (SHA-256 {file[:12]}): epsilon {epsilon:.4g} over all runs, site as unit")
+            say(f"{mine[-1]['path']} (SHA-256 {file[:12]}): epsilon {epsilon:.4g} over all runs, of their units")
     say(f"{len(lines)} lines, none changed; the last has the hash {book.head}")
 
 

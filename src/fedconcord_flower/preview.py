@@ -104,7 +104,8 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
     models = sum(question.kind == "judge" for question, _, _ in log[:start])  # each of which is judged
     most = dict.fromkeys(ROUNDS, policy.rounds(source)) | dict.fromkeys((*HANDSHAKE, "prologue", "join"), 1)
     most |= dict.fromkeys(JUDGING, models * policy.evaluations(source)) | {"loss": policy.rounds(source)}
-    is_noisy = is_private(source) and source.values.get("privacy.kind") == "local"
+    of_client = source.values.get("privacy.unit", "client") == "client"
+    is_noisy = is_private(source) and (source.values.get("privacy.kind") == "local" or not of_client)
     answers = dict[tuple[str, str], Answer]()
     for question, answer, length in log:
         key = (question.kind, answer.kind)
@@ -155,7 +156,8 @@ def _leaves(question: Frame, answer: Frame) -> list[str]:
         for column, texts in fields["texts"].items():
             lines.append(f"texts of {column}: {', '.join(map(repr, texts)) or 'none'}")
     elif answer.kind == "ready":
-        lines.append("rows trained and tested on: {}, {}".format(*fields["samples"]))
+        units = "persons trained on and rows" if "what is protected" in fields["facts"] else "rows trained and"
+        lines.append("{} tested on: {}, {}".format(units, *fields["samples"]))
         lines += ["their tokens with a class: {}, {}".format(*fields["counts"])] if "counts" in fields else []
         lines += [f"{what}: {value}" for what, value in fields["facts"].items()]
     else:

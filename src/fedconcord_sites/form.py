@@ -58,6 +58,9 @@ SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and 
 }
 
 
+UNJUDGED = "no figures leave a site whose noise is its own: they are exact sums over its rows, and epsilon covers none"
+
+
 class Form(NamedTuple):
     """What a model needs to know of samples; plain values."""
 
@@ -172,6 +175,12 @@ def is_private(source: Source) -> bool:
     return source.values.get("privacy.clip") is not None
 
 
+def has_own_noise(config: Config) -> bool:
+    """Whether a site's noise is its own, so that it trusts no server: no exact figure of a model leaves it."""
+    privacy = config.privacy
+    return privacy.clip is not None and (privacy.kind == "local" or privacy.unit != "client")
+
+
 def terms_of(config: Config, samples: Sequence[int]) -> Terms | None:
     """The terms of secure sums of sites with so many training samples; None where the server sees every message."""
     secure, bits = config.secure, _whole_bits(config)
@@ -208,12 +217,11 @@ def _check_secure(config: Config, job: Job) -> None:
         raise UserError(
             f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
         )
-    is_local = config.privacy.kind == "local" or config.privacy.unit == "sample"
-    if is_local and config.privacy.clip is not None:
+    if has_own_noise(config):
         raise UserError(
-            "a site whose noise is its own (privacy.kind local or privacy.unit sample) sends one noisy message a "
-            "round, and secure sums may have to mask it anew for each try; use central noise of unit client, or leave "
-            "secure.clip out"
+            "a site whose noise is its own (privacy.kind local, or privacy.unit sample or person) sends one noisy "
+            "message a round, and secure sums may have to mask it anew for each try; use central noise of unit client, "
+            "or leave secure.clip out"
         )
     if config.privacy.clip is not None and part("sampling", config.sampling).poisson:
         raise UserError(
@@ -253,6 +261,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
         "the secure sums": "none" if config.secure.clip is None else f"{config.secure} of {config.cohort}",
+        **({} if config.privacy.unit != "person" else {"what is protected": "all rows of a person"}),
         **({} if inner.layout.digest is None else {"the frozen part of the model": inner.layout.digest}),
         "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",
     }
@@ -277,6 +286,7 @@ def _zeros(form: Form, clients: int) -> Dataset:
         test_y,
         form.outputs,
         natural=[np.array([i]) for i in range(clients)],
+        persons=np.arange(clients),
         target=form.target,
         output_names=form.names,
         preprocessing=form.preprocessing,

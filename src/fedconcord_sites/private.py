@@ -21,12 +21,13 @@ from fedconcord.execution.job import Job
 from fedconcord.execution.job.accountant import Budget
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.federation.objectives import Regularised, Supervised
 from fedconcord.federation.participation.sampling import poisson_of
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import Coins
-from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Tree
+from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Problem, Tree
 from fedconcord.method.contract.rng import Chance
-from fedconcord.study.settings.privacy import budget_of
+from fedconcord.study.settings.privacy import budget_of, of_persons
 from fedconcord.study.settings.settings import Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, reason
@@ -54,6 +55,22 @@ def at_site(job: Job, chance: Chance) -> Job:
         algorithm=replace(job.algorithm, step=step._replace(noise=noise)),
         schedule=replace(schedule, batch_size=schedule.batch_size._replace(toss=chance.uniform)),
     )
+
+
+def whole(config: Config, job: Job, rows: Supervised, persons: np.ndarray | None) -> Problem:
+    """A site's problem as its job has it: of its rows, or of persons, and with the regulariser.
+
+    Args:
+        persons: [n] whose each row is, where the site's file says it.
+
+    Raises:
+        UserError: it does not, and the job is of persons.
+    """
+    of: Problem = rows
+    if config.privacy.unit == "person":
+        rows.data = rows.data._replace(persons=persons)
+        of = of_persons(rows)
+    return Regularised(of, job.problem.regulariser) if isinstance(job.problem, Regularised) else of
 
 
 def at_server(job: Job, chance: Chance, folder: Path) -> Job:

@@ -38,9 +38,11 @@ class Deployed:
 
     Attributes:
         jury: asks for figures where only their sum is to be seen; none is known by site then.
+        is_judged: whether sites send figures.
     """
 
     jury: Jury | None = None
+    is_judged = True
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Deployed:
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """`test_<metric>`, `test_loss` and `train_loss` over all samples of the sites that answer; NaN where the model
-        is not finite, or no site has finite figures of it.
+        is not finite, or no site has finite figures of it; none where sites send none.
 
         Raises:
             UserError: no site answers.
@@ -78,6 +80,8 @@ class Deployed:
         like, model = form_of(self.shell), codec.pack("x", x)
         if not bool(torch.isfinite(x).all()):
             return self._nothing()
+        if not self.is_judged:
+            return {}
         for _ in range(TRIES):
             if self.jury is not None:
                 total = self._total(self.jury, model, like)

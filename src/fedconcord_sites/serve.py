@@ -35,7 +35,7 @@ from fedconcord_sites.asynchronous import Asynchronous, Trace, at_once
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.engine import Sites
 from fedconcord_sites.exchange import Exchange, Flow
-from fedconcord_sites.form import model_of, shell, source_of, terms_of
+from fedconcord_sites.form import UNJUDGED, has_own_noise, model_of, shell, source_of, terms_of
 from fedconcord_sites.gate import PREFIX
 from fedconcord_sites.handshake import Agreed
 from fedconcord_sites.late import Newcomers
@@ -149,6 +149,9 @@ def _served(
     observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
     terms = terms_of(config, [trained for trained, _ in agreement.samples])
     sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
+    if has_own_noise(config):
+        deployed.is_judged = False
+        tell(Event("ready", f"no model is judged: {UNJUDGED}; judge the last one on public data (fedconcord predict)"))
     if terms is not None:
         deployed.jury = _jury(terms, agreement, RemoteStore(link, job.algorithm, problem, ()))
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:

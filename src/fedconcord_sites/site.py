@@ -36,7 +36,6 @@ from fedconcord.federation.data import federated
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.data.federated import Means, Samples, SiteFile, SiteSums
 from fedconcord.federation.data.preprocess import mean_of
-from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.participation.schedule import Schedule
@@ -50,9 +49,11 @@ from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private, weighing
 from fedconcord_sites.form import (
+    UNJUDGED,
     Form,
     facts,
     form_of,
+    has_own_noise,
     input_settings,
     is_secure,
     model_of,
@@ -285,20 +286,18 @@ class Site:
             check_samples(of, inner.target, inner.classes, inner.pad)
         if inner.pad is not None:  # which the shell's samples have none of
             check_fit(inner.model, inner.loss_of, train[0][:2], train[1][:2], inner.target, inner.classes, inner.pad)
-        objective: Objective = problem.objective
-        if isinstance(job.problem, Regularised):
-            objective = Regularised(problem, job.problem.regulariser).objective
+        whole = private.whole(config, job, problem, mine.persons)
+        objective: Objective = whole.objective
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
         roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
         member, jury = (None, None) if roster is None else self._members(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
-        about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
+        about = {"facts": facts(job, config), "samples": [int(whole.roster.samples[0]), len(test[1])]}
         if inner.loss_of.counts is not None:
             about["counts"] = [count(inner, targets) for _, targets in (train, test)]
-        protection = job.algorithm.facts.protection
-        once, is_local = None, protection is not None and protection.kind == "local"
-        if is_local or job.algorithm.step.noise is not None:
+        once = None
+        if has_own_noise(config):
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
@@ -332,7 +331,8 @@ class Site:
         assert isinstance(schedule, Schedule)
         is_counted = opened.budget is not None and opened.budget.spending.most is not None
         drawn_of = opened.job.problem.roster.n if is_counted else None
-        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]), opened.roster, drawn_of)
+        samples = opened.said.fields["samples"][0]
+        bounds.check_orders(frame, schedule, opened.job.algorithm, samples, opened.roster, drawn_of)
         self.gate.afford(frame.method, opened.budget, frame.round + 1)
         ask_path = self.folder / opened.run / "asked.frame"
         if frame.kind == "train" and opened.client.forgets(frame.round) and ask_path.exists():
@@ -348,6 +348,8 @@ class Site:
         return replies[0]
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
+        if opened.once is not None:
+            raise FrameError(UNJUDGED)
         self.gate.admit_model(frame, opened.models)
         if opened.jury is not None:
             from fedconcord_sites import jury

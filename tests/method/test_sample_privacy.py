@@ -160,6 +160,13 @@ def test_a_step_that_nobody_is_in_has_noise_alone() -> None:
     assert torch.equal(filler[0], g)
 
 
+def test_coins_that_all_fall_the_other_way_are_a_step_of_every_model(tmp_path: Path) -> None:
+    """Also of one whose gradients a kernel computes, which has nothing to shape where there is no sample."""
+    fedconcord.run(
+        settings=settings(**{"local.batch_size": "poisson(0.0005)", "local.steps": 3}, rounds=1), out=tmp_path / "run"
+    )
+
+
 def test_one_sample_moves_a_sum_by_no_more_than_the_clip() -> None:
     """In whole numbers, whatever its gradient is: twice as long, huge, or not finite, which counts as zeros."""
     one = job(METHODS["fedavg"]())

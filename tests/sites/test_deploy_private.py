@@ -19,6 +19,9 @@ from fedconcord.study.settings.privacy import budget_of, privacy_note
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
+from fedconcord_flower.card import write_card
+from fedconcord_sites.form import UNJUDGED
+from fedconcord_sites.ledger import Ledger
 from fedconcord_sites.private import GENERATOR, Cohorts
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import Site
@@ -335,6 +338,73 @@ def test_a_site_whose_samples_are_private_gives_no_second_noise(tables: Path, tm
     other = last._replace(tensors={name: leaf + 1 for name, leaf in last.tensors.items()})
     refused = codec.read(here.site("a").answer(codec.write(other)))
     assert (refused.kind, "spend privacy twice" in refused.fields["why"]) == ("refused", True)
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "poisson"])
+def test_sites_may_be_protected_beside_their_rows(sampling: str, tables: Path, tmp_path: Path) -> None:
+    """Each step has noise of its site, the sum noise of the server; and both epsilons are shown."""
+    both = with_(JOB, **SAMPLES, sampling=sampling, rounds=2)
+    both["privacy"] = {**both["privacy"], "client_clip": 0.05, "client_noise": 2.0}
+    draws: list[np.ndarray] = []
+    here = Private(both, tables, tmp_path / "run", counted(draws))
+    assert here.run() == "complete"
+    steps = int(here.metrics()[-1]["gradient_steps"])
+    assert [len(one) for one in draws] == [len(here.server()["x"])] * (steps + 2)
+    privacy = here.said()["privacy"]
+    assert privacy["client_epsilon"] > 0
+    assert privacy["epsilon"] > 0
+    with pytest.raises(UserError, match="may have to mask it anew"):
+        Private(with_(both, secure=SECURE, sampling="uniform"), tables, tmp_path / "secure").run()
+
+
+OWN_NOISE: list[dict[str, Any]] = [{"privacy": {"kind": "local"}}, SAMPLES]
+
+
+@pytest.mark.parametrize("change", OWN_NOISE)
+def test_no_model_is_judged_where_a_sites_noise_is_its_own(change: Any, tables: Path, tmp_path: Path) -> None:
+    """Which is said once; a round has its epsilon, and the run its end."""
+    here, kinds = Private(with_(JOB, **change), tables, tmp_path), set[str]()
+
+    def exchange(messages: Bytes, wait: float) -> Bytes:
+        kinds.update(codec.read(data).kind for data in messages.values())
+        return here.exchange(messages, wait)
+
+    assert here.run(exchange) == "complete"
+    assert "judge" not in kinds
+    assert [event.text for event in here.events if "no model is judged" in event.text] == [
+        f"no model is judged: {UNJUDGED}; judge the last one on public data (fedconcord predict)"
+    ]
+    rows = here.metrics()
+    assert [int(row["round"]) for row in rows] == [0, 1, 2, 3]
+    assert not any(name.startswith(("test_", "train_")) for row in rows for name in row)
+    assert float(rows[-1]["epsilon"]) > float(rows[1]["epsilon"]) > 0
+    assert not (tmp_path / "run" / "clients.csv").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    text = write_card(tmp_path / "run", "0" * 64).read_text()
+    assert "No model was judged." in text
+    assert "Source: `metrics.csv`" not in text
+
+
+@pytest.mark.parametrize("change", [{}, *OWN_NOISE])
+def test_a_curious_server_gets_no_figure_of_a_model_that_it_chooses(change: Any, tables: Path, tmp_path: Path) -> None:
+    """The attack on each: the summed loss at x and at x + h e_1, whose difference is a number of the exact gradient of
+    a site's rows. With central noise, whose server is trusted, the same questions are answered."""
+    here, site = Private(with_(JOB, rounds=3, cohort=4, **change), tables, tmp_path), "a"
+    orders = last_orders(here)
+    x, answers = here.server()["x"], []
+    for step in (0.0, 1e-5):
+        moved = x.clone()
+        moved[1] += step
+        frame = codec.read(orders)._replace(kind="judge", round=1000, fields={}, tensors=codec.pack("x", moved))
+        answers.append(codec.read(here.site(site).answer(codec.write(frame))))
+    if not change:
+        low, high = (float(one.tensors["figures/losses"][1]) for one in answers)
+        assert abs(high - low) / 1e-5 > 1e-3
+        return
+    assert [(one.kind, one.fields["why"]) for one in answers] == [("refused", UNJUDGED)] * 2
+    assert not any(one.tensors for one in answers)
+    lines = Ledger(here.folder / "sites" / site / "ledger.txt").lines()
+    assert sum(line.get("why") == UNJUDGED for line in lines) == 2
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def audit(
             "give privacy.clip a number, such as a C of the run's metrics.csv"
         )
     if job.algorithm.step.noise is not None:
-        raise UserError("the audit has no reading of steps that have noise of their own (privacy.unit sample)")
+        raise UserError("the audit has no reading of steps that have noise of their own (privacy.unit sample, person)")
     numbers = capture(job, round, client)
     return attacked(job, numbers, readings(job if plain is None else plain, numbers), attack, name)
 

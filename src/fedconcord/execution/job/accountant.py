@@ -1,17 +1,17 @@
 """What a private run spends: (epsilon, delta) by round, and the noise that a budget asks for. Google's dp-accounting.
 
-The unit is a client or a sample. Of a client: two runs are neighbours if they differ in one client's messages, which
-are there in one and count as zeros in the other; that there are N clients, and who was asked in a round where that is
-no secret coin, is public.
+The unit is a client, a sample or a person. Of a client: two runs are neighbours if they differ in one client's
+messages, which are there in one and count as zeros in the other; that there are N clients, and who was asked in a round
+where that is no secret coin, is public.
     central, sampling poisson: a Gaussian mechanism subsampled with q = S/N (amplification by sampling);
     central, any other sampling: a Gaussian mechanism in the rounds that the client is drawn for. No amplification is
         claimed: for S of N without replacement the bounds are of another kind of neighbours, with twice the
         sensitivity, and for cyclic or available-only clients there is none.
     local: whoever sees the messages sees who sent them, and two messages of one client may lie 2 C apart: z/2, in the
         same rounds.
-Of a sample: neighbours differ in one sample of one client, whose gradients count as zeros in one of them. Every local
-step is a Gaussian mechanism subsampled with q, the chance of a sample to be in it, with as many steps in a round as any
-client has in any.
+Of a sample, or of a person with all its rows at a client: neighbours differ in one sample, or person, of one client,
+whose gradients count as zeros in one of them. Every local step is a Gaussian mechanism subsampled with q, the chance of
+a sample or person to be in it, with as many steps in a round as any client has in any.
 Rounds are those of the client that is drawn for most, where the draws are known before the run, and else all.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
 which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no
@@ -69,7 +69,8 @@ class Budget(NamedTuple):
     asked: int  # rounds
     said: str  # in words, without what is spent
     generator: str = KEYED  # where noise and coins come from
-    unit: Literal["client", "sample"] = "client"  # of protection
+    unit: Literal["client", "sample", "person"] = "client"  # of protection
+    of_client: Spending | None = None  # what is spent of a client as well, by noise on sums of messages
 
     @property
     def rounds(self) -> int:

@@ -74,6 +74,9 @@ class PrivacySpent(Observer):
         epsilon = spending.epsilon(self.round)
         sentence = f"epsilon {epsilon:.4g} at delta {spending.delta:g} after {self.round} rounds; {self.budget.said}"
         sentence += "" if self.clip is None else f"; C is {self.clip:.4g} after them"
+        also = self.budget.of_client
+        client = {} if also is None else {"client_epsilon": also.epsilon(self.round)}
+        sentence += "".join(f"; epsilon {of:.4g} for a client" for of in client.values())
         about: dict[str, Any] = {
             "privacy": {
                 "unit": self.budget.unit,
@@ -84,6 +87,7 @@ class PrivacySpent(Observer):
                 "generator": self.budget.generator,
                 "said": sentence,
                 **({} if self.clip is None else {"clip": self.clip}),
+                **client,
             }
         }
         if self.round >= self.budget.rounds and self.round < self.budget.asked:

@@ -62,6 +62,7 @@ class Dataset(NamedTuple):
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing
     unit: tuple[list[float], list[float]] | None = None  # number: mean and scale [classes] that labels were scaled by
     streams: Streams | None = None  # all clients, where the arrays and `natural` hold the few that are judged
+    persons: np.ndarray | None = None  # [n] int64: whose each training sample is, where a person may have several
 
     @property
     def shape(self) -> tuple[int, ...]:

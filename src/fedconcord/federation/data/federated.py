@@ -18,7 +18,7 @@ from fedconcord.federation.data import labels
 from fedconcord.federation.data.dataset import IGNORED, Target
 from fedconcord.federation.data.doubts import refuse_mixed
 from fedconcord.federation.data.inputs import FEW, Input, held_out, refuse_too_large
-from fedconcord.federation.data.own import columns_of, inputs_of, load, pair_of
+from fedconcord.federation.data.own import inputs_of, load, pair_of
 from fedconcord.federation.data.preprocess import CATEGORIES, Column, Sums, squares, sums, width
 from fedconcord.federation.data.sequences import GUESS, PAD, token_targets, with_next
 from fedconcord.federation.data.sources import Source, numbers, open_table, with_columns
@@ -42,6 +42,7 @@ class SiteFile(NamedTuple):
     x: np.ndarray | None  # [n, *shape], arrays
     tokens: np.ndarray | None = None  # [n, L] int64, a class for each token of rows in place of labels
     pad: int | None = None  # which token fills rows up, where the classes are the next tokens
+    persons: np.ndarray | None = None  # [rows] int64 whose each row is, where the job names such a column; never sent
 
 
 class Agreement(NamedTuple):
@@ -60,6 +61,7 @@ class Samples(NamedTuple):
     train_y: np.ndarray
     test_x: np.ndarray
     test_y: np.ndarray
+    persons: np.ndarray | None = None
 
 
 class SiteSums(NamedTuple):
@@ -97,14 +99,16 @@ def open_file(path: Path, settings: Input) -> SiteFile:
             raise UserError(f"{where}: x holds NaN or infinite numbers; drop or fill such samples")
         kind: Literal["numbers", "bytes", "symbols"] = "bytes" if x.dtype == np.uint8 else "numbers"
         kind = "symbols" if x.dtype == np.int64 else kind
+        persons = None if settings.person is None else labels.of_rows(arrays, settings.person, len(x), where).code
         if of_tokens is None:
-            return SiteFile(path, len(x), {}, columns_of(y, key, where), x.shape[1:], kind, None, x)
-        return SiteFile(path, len(x), {}, (), x.shape[1:], kind, None, x, of_tokens.y, pad)
+            columns = labels.columns_of(y, key, where)
+            return SiteFile(path, len(x), {}, columns, x.shape[1:], kind, None, x, persons=persons)
+        return SiteFile(path, len(x), {}, (), x.shape[1:], kind, None, x, of_tokens.y, pad, persons)
     source = open_table(path, settings.missing)
     if not settings.label:
         raise UserError(f"{where}: the job does not say which column is learnt; give input.label")
     features = features_of(source, _of_this_file(source, settings))
-    scanned = scan(source, features, list(settings.label))
+    scanned = scan(source, features, [*settings.label, *filter(None, (settings.person,))])
     if scanned.rows < 2:
         raise UserError(f"{where} has {scanned.rows or 'a header and no'} row{'s' * (scanned.rows != 1)}; at least two")
     words = [name for name in features if name in scanned.text and name not in settings.categories]
@@ -113,27 +117,30 @@ def open_file(path: Path, settings: Input) -> SiteFile:
         name: "empty" if name not in scanned.known else "text" if name in scanned.text else "number"
         for name in features
     }
-    return SiteFile(
-        path, scanned.rows, kinds, [scanned.keys[name] for name in settings.label], (), "numbers", source, None
-    )
+    columns = [scanned.keys[name] for name in settings.label]
+    persons = None if settings.person is None else scanned.keys[settings.person].code
+    return SiteFile(path, scanned.rows, kinds, columns, (), "numbers", source, None, persons=persons)
 
 
 def names_read(path: Path, settings: Input) -> list[str]:
-    """The columns of a table that a job reads, its labels last; by the header alone. Of arrays the labels' key.
+    """The columns of a table that a job reads, its labels and that of persons last; by the header alone. Of arrays the
+    keys of both.
 
     Raises:
         UserError: as `open_file`.
     """
+    persons = filter(None, (settings.person,))
     if path.suffix.lower() == ".npz":
-        return list(settings.label or ("y",))
+        return [*(settings.label or ("y",)), *persons]
     source = open_table(path, settings.missing)
-    return [*features_of(source, _of_this_file(source, settings)), *settings.label]
+    return [*features_of(source, _of_this_file(source, settings)), *settings.label, *persons]
 
 
 def _of_this_file(source: Source, settings: Input) -> Input:
     """The job's settings for one file, which may lack the column of clients and columns that other sites have. A name
     that is close to a column of which they say nothing is refused later: one of the two is a misprint."""
-    rest = {*source.names} - {*settings.label, *settings.ignore, *settings.categories, settings.client}
+    roles = {*settings.label, *settings.ignore, *settings.categories, settings.client, settings.person}
+    rest = {*source.names} - roles
 
     def there(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in names if name in source.names or closest(name, rest))
@@ -241,8 +248,9 @@ def samples(site: SiteFile, client: int, settings: Input, agreement: Agreement) 
     """
     tested = tested_of(site, client, settings)
     y = _y(site, agreement).astype(np.int64 if agreement.target in ("class", "tokens") else np.float32)
+    persons = None if site.persons is None else site.persons[~tested]
     if site.x is not None:
-        return Samples(site.x[~tested], y[~tested], site.x[tested], y[tested])
+        return Samples(site.x[~tested], y[~tested], site.x[tested], y[tested], persons)
     assert site.source is not None
     source = with_columns(site.source, [one.name for one in agreement.columns])
     size = width(agreement.columns)
@@ -250,7 +258,7 @@ def samples(site: SiteFile, client: int, settings: Input, agreement: Agreement) 
     count = int(tested.sum())
     train_x, test_x = (np.empty((n, size), np.float32) for n in (site.rows - count, count))
     fill(source, agreement.columns, tested, train_x, test_x)
-    return Samples(train_x, y[~tested], test_x, y[tested])
+    return Samples(train_x, y[~tested], test_x, y[tested], persons)
 
 
 def _y(site: SiteFile, agreement: Agreement) -> np.ndarray:

@@ -38,6 +38,7 @@ class Input(NamedTuple):
     statistics: str | None = None  # file of given statistics
     image_size: int | None = None  # side in pixels
     memory: float | None = None  # GiB; half of the machine's if none
+    person: str | None = None  # column, or key of an array, that says whose a row is
 
 
 def refuse_too_large(need: int, what: str, limit: float | None) -> None:
@@ -82,6 +83,26 @@ def held_out(client: int, samples: int, share: float) -> np.ndarray:
     """Which of a client's samples, by their places, are tested on: round(share * samples), never all of them."""
     take = max(0, min(round(share * samples), samples - 1))
     return generator(0, Purpose.SPLIT, client=client).permutation(samples)[:take]
+
+
+def numbered(*keys: np.ndarray) -> np.ndarray:
+    """Each of n combinations of keys [n] as a number [n], from 0 in the order in which they first come."""
+    _, first, code = np.unique(np.stack(keys), axis=1, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[code.reshape(-1)])
+
+
+def together(persons: np.ndarray, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The samples of each client where a person's rows are all at the client that has the first of them.
+
+    Args:
+        persons: [n] whose each sample is.
+        parts: N arrays of sample indices.
+    """
+    owner = np.full(len(persons), -1)
+    for i, part in enumerate(parts):
+        owner[part] = i
+    _, first, code = np.unique(persons, return_index=True, return_inverse=True)
+    return [np.flatnonzero(owner[first[code.reshape(-1)]] == i) for i in range(len(parts))]
 
 
 def hold_out(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

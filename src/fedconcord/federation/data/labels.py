@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from fedconcord.federation.data.dataset import Dataset, Target
-from fedconcord.federation.data.inputs import FEW
+from fedconcord.federation.data.inputs import FEW, numbered
 from fedconcord.federation.data.preprocess import mean_of, scale_of, squares, sums
 from fedconcord.federation.data.sources import numbers
 from fedconcord.support.errors import UserError
@@ -51,6 +51,39 @@ def collect(name: str, chunks: Sequence[pa.Array], where: str) -> Values:
             f"{where}: {lacking} of {len(whole)} rows have no value in {name!r}, row {row} first; drop these rows"
         )
     return Values(name, np.asarray(whole.indices, np.int64), whole.dictionary)
+
+
+def _values(values: np.ndarray, key: str, where: str) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise UserError(f"{where}: {key} is of type {values.dtype}, neither numbers nor texts; convert it") from None
+
+
+def columns_of(y: np.ndarray, key: str, where: str) -> list[Values]:
+    """Labels [n] or [n, outputs] as columns.
+
+    Raises:
+        UserError: a label is missing, or they are neither numbers nor texts.
+    """
+    columns = [y] if y.ndim == 1 else list(y.T)
+    names = [key] if y.ndim == 1 else [f"{key}{k}" for k in range(len(columns))]
+    return [
+        collect(name, [_values(np.ascontiguousarray(one), name, where)], where)
+        for name, one in zip(names, columns, strict=True)
+    ]
+
+
+def of_rows(arrays: Mapping[str, Any], key: str, rows: int, where: str) -> Values:
+    """What an array [n] says of each sample: its client, or its person.
+
+    Raises:
+        UserError: it is not there, or has not one value a sample.
+    """
+    shape = np.shape(arrays.get(key, ()))
+    if shape != (rows,):
+        raise UserError(f"{where}: {key} has shape {shape}, and one value a sample is needed, ({rows},)")
+    return collect(key, [_values(np.asarray(arrays[key]), key, where)], where)
 
 
 def targets(
@@ -170,6 +203,7 @@ def federation(
     tested: np.ndarray,
     preprocessing: dict[str, Any],
     other: Targets | None = None,
+    persons: np.ndarray | None = None,
 ) -> Dataset:
     """The data set of a file's samples [n] and perhaps of others, which are tested on.
 
@@ -182,6 +216,7 @@ def federation(
         who: the clients' names, where they are known.
         tested: [n] bool, which samples are tested on, where `other` is not.
         preprocessing: what the data set says of it; what is learnt is filled in where it has a key `target`.
+        persons: [n] int64 whose each sample is, where that is known.
 
     Raises:
         UserError: a client has no training sample.
@@ -211,4 +246,5 @@ def federation(
         output_names=target.names,
         preprocessing={key: record if key == "target" else value for key, value in preprocessing.items()},
         unit=unit,
+        persons=None if persons is None else numbered(persons[~tested]),
     )

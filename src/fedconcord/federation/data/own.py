@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from fedconcord.federation.data import labels
 from fedconcord.federation.data.dataset import Dataset, scaling
@@ -76,6 +75,8 @@ def checked(value: Any, settings: Input, where: str) -> Dataset:
             raise UserError(
                 f"data {where}: {part}_y is {given_shape}; for {len(x)} samples it must be an array {shape}"
             )
+    if value.persons is not None and np.shape(value.persons) != (len(value.train_x),):
+        raise UserError(f"data {where}: persons must be an array ({len(value.train_x)},), one a training sample")
     for i, samples in enumerate(value.natural or []):
         if not len(samples) or samples.min() < 0 or samples.max() >= len(value.train_x):
             raise UserError(f"data {where}: client {i} has no sample, or one that is not there")
@@ -125,17 +126,14 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
         UserError: an array is missing or of the wrong shape or kind.
     """
     label, client = (settings.label or ("y",))[0], settings.client or "client"
-    also = [*([client] if settings.client else []), *(["test_y"] if "test_x" in arrays else [])]
+    also = [*filter(None, (settings.client, settings.person)), *(["test_y"] if "test_x" in arrays else [])]
     fill, arrays = ({} if label in arrays else {"pad": PAD}), with_next(arrays, label, settings.target)
     x, y = pair_of(arrays, label, where, also)
     target = token_targets(arrays, "x", label, None, settings.target, where)
-    target = target or labels.targets(columns_of(y, label, where), settings.target, where)
+    target = target or labels.targets(labels.columns_of(y, label, where), settings.target, where)
     owner, who = np.zeros(len(x), np.int64), None
     if client in arrays:
-        of = np.asarray(arrays[client])
-        if of.shape != (len(x),):
-            raise UserError(f"{where}: {client} has shape {of.shape}, and one value a sample is needed, ({len(x)},)")
-        owner, who = labels.ordered(labels.collect(client, [_values(of, client, where)], where))
+        owner, who = labels.ordered(labels.of_rows(arrays, client, len(x), where))
     bytes_ = x.dtype == np.uint8
     x = inputs_of(x, where)
     tested, other = np.zeros(len(x), bool), None
@@ -147,7 +145,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
                 f"(m, {', '.join(map(str, x.shape[1:]))}) and (m, ...)"
             )
         other = token_targets(arrays, "test_x", "test_y", len(target.names), target.kind, where) or labels.targets(
-            columns_of(test_y, "test_y", where), target.kind, where, known=target.names
+            labels.columns_of(test_y, "test_y", where), target.kind, where, known=target.names
         )
         test_x = inputs_of(test_x, where)
     else:
@@ -165,6 +163,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
         tested=tested,
         preprocessing=preprocessing,
         other=other,
+        persons=None if settings.person is None else labels.of_rows(arrays, settings.person, len(x), where).code,
     )
 
 
@@ -182,27 +181,6 @@ def pair_of(
     if len(x.shape) < 2 or len(x) < 2 or len(y.shape) not in (1, 2) or len(y) != len(x):
         raise UserError(f"{where}: x has shape {x.shape} and {label} {y.shape}; needed are {KEYS}")
     return x, y
-
-
-def _values(values: np.ndarray, key: str, where: str) -> pa.Array:
-    try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        raise UserError(f"{where}: {key} is of type {values.dtype}, neither numbers nor texts; convert it") from None
-
-
-def columns_of(y: np.ndarray, key: str, where: str) -> list[labels.Values]:
-    """Labels [n] or [n, outputs] as columns.
-
-    Raises:
-        UserError: a label is missing, or they are neither numbers nor texts.
-    """
-    columns = [y] if y.ndim == 1 else list(y.T)
-    names = [key] if y.ndim == 1 else [f"{key}{k}" for k in range(len(columns))]
-    return [
-        labels.collect(name, [_values(np.ascontiguousarray(one), name, where)], where)
-        for name, one in zip(names, columns, strict=True)
-    ]
 
 
 def inputs_of(x: np.ndarray, where: str) -> np.ndarray:

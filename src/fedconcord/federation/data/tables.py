@@ -30,6 +30,7 @@ class Survey(NamedTuple):
     target: labels.Targets
     owner: np.ndarray  # [n] int64
     clients: list[str] | None  # names, where there is a column of clients
+    persons: np.ndarray | None = None  # [n] int64, where there is a column of persons
 
     @property
     def n(self) -> int:
@@ -76,6 +77,7 @@ def read_table(path: Path, settings: Input) -> Dataset:
         tested=tested,
         preprocessing=_description(columns, survey, settings, doubts(source, features, settings.client)),
         other=other[1].target if other else None,
+        persons=survey.persons,
     )
 
 
@@ -85,13 +87,16 @@ def features_of(source: Source, settings: Input) -> list[str]:
     Raises:
         UserError: the settings name a column that is not there, or leave none.
     """
-    keys = {"--label-column": settings.label, "--client-column": (settings.client,) if settings.client else ()}
+    client, person = ((name,) if name else () for name in (settings.client, settings.person))
+    keys = {"--label-column": settings.label, "--client-column": client, "--person-column": person}
     for option, listed in {**keys, "input.ignore": settings.ignore, "input.categories": settings.categories}.items():
         for name in listed:
             column(source, name, option)
-    others = {*settings.label, *settings.ignore, *([settings.client] if settings.client else [])}
+    others = {*settings.label, *settings.ignore, *client, *person}
     if settings.client in settings.label:
         raise UserError(f"column {settings.client!r} is both label and client; give two columns")
+    if settings.person in (*settings.label, *client):
+        raise UserError(f"column {settings.person!r} is that of persons and another one; give each a column of its own")
     features = [name for name in source.names if name not in others]
     if not features:
         raise UserError(f"{source.path.name} has no column left to learn from beside {', '.join(sorted(others))}")
@@ -104,16 +109,17 @@ def features_of(source: Source, settings: Input) -> list[str]:
 def look(source: Source, features: Sequence[str], settings: Input, known: Sequence[str] | None = None) -> Survey:
     """The first pass: rows, labels, clients, and which columns are numbers."""
     where = source.path.name
-    scanned = scan(source, features, [*settings.label, *([settings.client] if settings.client else [])])
+    scanned = scan(source, features, [*settings.label, *filter(None, (settings.client, settings.person))])
     if scanned.rows < 2 - (known is not None):
         raise UserError(
             f"{where} has {scanned.rows or 'a header and no'} row{'s' * (scanned.rows != 1)}; at least two are needed"
         )
     named = source.classes.get(settings.label[0])
     target = labels.targets([scanned.keys[name] for name in settings.label], settings.target, where, named, known)
+    persons = None if settings.person is None else scanned.keys[settings.person].code
     if settings.client is None:
-        return Survey(scanned.rows, scanned.text, target, np.zeros(scanned.rows, np.int64), None)
-    return Survey(scanned.rows, scanned.text, target, *labels.ordered(scanned.keys[settings.client]))
+        return Survey(scanned.rows, scanned.text, target, np.zeros(scanned.rows, np.int64), None, persons)
+    return Survey(scanned.rows, scanned.text, target, *labels.ordered(scanned.keys[settings.client]), persons)
 
 
 class Scan(NamedTuple):
@@ -122,7 +128,7 @@ class Scan(NamedTuple):
     rows: int
     text: dict[str, tuple[int, str]]  # as `Survey.text`
     known: set[str]  # feature columns with a value somewhere
-    keys: dict[str, labels.Values]  # labels and clients
+    keys: dict[str, labels.Values]  # labels, clients and persons
 
 
 def scan(source: Source, features: Sequence[str], keys: Sequence[str]) -> Scan:
@@ -279,7 +285,8 @@ def _other(
     other = open_table(path, settings.missing)
     for name in (*features, *settings.label):
         column(other, name, f"--test-data; {source.path.name} has it")
-    return other, look(other, features, settings._replace(client=None, target=survey.target.kind), survey.target.names)
+    of_rows = settings._replace(client=None, person=None, target=survey.target.kind)
+    return other, look(other, features, of_rows, survey.target.names)
 
 
 def _description(columns: Sequence[Column], survey: Survey, settings: Input, doubtful: Sequence[str]) -> dict[str, Any]:

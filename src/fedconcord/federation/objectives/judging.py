@@ -13,6 +13,7 @@ from fedconcord.federation.objectives import means
 from fedconcord.federation.objectives.evaluation import Scores
 from fedconcord.federation.objectives.metrics import SCORES, Metric
 from fedconcord.federation.objectives.parts import PrivateParts
+from fedconcord.federation.objectives.persons import Persons
 from fedconcord.federation.objectives.regularisers import Regularised
 from fedconcord.federation.objectives.supervised import Supervised
 from fedconcord.method.contract import Problem, rng
@@ -29,6 +30,7 @@ def supervised(problem: Problem) -> Supervised | None:
     """The problem whose clients can be judged one by one, or None: two-block tasks and problems without test data."""
     inner = problem.whole if isinstance(problem, PrivateParts) else problem
     inner = inner.smooth if isinstance(inner, Regularised) else inner
+    inner = inner.rows if isinstance(inner, Persons) else inner
     return inner if isinstance(inner, Supervised) else None
 
 

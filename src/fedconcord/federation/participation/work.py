@@ -145,7 +145,7 @@ class Coins(NamedTuple):
 def poisson(probability: Annotated[Fraction, about("chance q of each sample to be in the batch of a step")]) -> Coins:
     """Each sample of a client is in a step's batch by a coin of its own; an epoch is ceil(1 / q) steps.
 
-    What the accountant of differential privacy of samples assumes (`privacy.unit = sample`). Batches differ in size.
+    What the accountant of privacy of samples or persons assumes (`privacy.unit`). Batches differ in size.
     """
     return Coins(probability)
 

@@ -51,7 +51,7 @@ def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
     def sum_of(row: int, x: Tensor, samples: Tensor, clip: float) -> Tensor:
         """The sum [d] float64 of gradients at x [d] clipped to such a norm; what is not finite counts as zeros."""
         total = x.new_zeros(len(x), dtype=torch.float64)
-        for some in torch.split(samples, max(1, AT_ONCE // len(x))):
+        for some in torch.split(samples, max(1, AT_ONCE // len(x))) if len(samples) else ():
             each = _of_samples(inner, conditions, row, len(some)).gradients(
                 x.expand(len(some), -1), some[:, None], None
             )

@@ -6,9 +6,10 @@ is that of DP-SGD (Abadi et al., CCS 2016, Algorithm 1; `step.noise`). All that 
 keeps, control variates and dual variables, is made of noisy gradients and of what it was sent, and spends no more.
 
 Two runs are neighbours if they differ in one sample of one client, whose gradients are there in one and count as zeros
-in the other. How many samples a client has is public. A method whose clients look at their samples in any other way, by
-full gradients, losses, tables or second gradients of a step, is refused (`job.refusals`), as computed from what it says
-that it needs.
+in the other. How many samples a client has is public. Where the objective's samples are persons with several rows each
+(`objectives.persons`), the unit is a person with all its rows. A method whose clients look at their samples in any
+other way, by full gradients, losses, tables or second gradients of a step, is refused (`job.refusals`), as computed
+from what it says that it needs.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from fedconcord.execution.job import Job
 from fedconcord.execution.messages.link import Faults
 from fedconcord.execution.rows import Storage
 from fedconcord.federation.objectives import Regularised, Supervised
+from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.objectives.parts import PrivateParts, with_private
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import epoch_steps, scaled
@@ -31,7 +32,7 @@ from fedconcord.method.wrappers.terms import feature_form, with_term
 from fedconcord.method.wrappers.uploads import with_uploads
 from fedconcord.study.settings.methods import baseline
 from fedconcord.study.settings.parts import batch_of, method_of, most_work, part, work_of
-from fedconcord.study.settings.privacy import protected, refuse_data
+from fedconcord.study.settings.privacy import of_persons, protected, refuse_data, rows_note
 from fedconcord.study.settings.problem import device_of, problem_of
 from fedconcord.study.settings.settings import Config
 from fedconcord.support import grammar
@@ -82,6 +83,8 @@ def build(config: Config) -> Job:
     problem: Problem = problem_of(config)
     if config.local.private is not None:
         problem = _with_private_parts(problem, config)
+    if config.privacy.unit == "person":
+        problem = of_persons(problem)
     if local.optimiser is not None:
         algorithm = with_optimiser(algorithm, part("local.optimiser", local.optimiser), problem.objective.matrices)
     if local.code is not None:
@@ -200,8 +203,8 @@ def graphs_of(config: Config) -> Graphs | None:
 
 
 def advise(config: Config) -> None:
-    """Warn of early stopping on test data, of a model that is made to be adapted and is not, and of step sizes outside
-    FedVRA's sufficient condition (18).
+    """Warn of early stopping on test data, of a model that is made to be adapted and is not, of persons whose rows are
+    protected one by one, and of step sizes outside FedVRA's sufficient condition (18).
 
     The condition is checked with the numbers of the longest round, and only for plain `fedvra` with numbers for d: the
     rules choose d by themselves.
@@ -221,6 +224,9 @@ def advise(config: Config) -> None:
             f"set it with --set eval.personalise='{adapted}'",
             stacklevel=2,
         )
+    inner = supervised(problem_of(config)) if config.privacy.unit == "sample" else None
+    if inner is not None and (why := rows_note(config, inner.data.persons)) is not None:
+        warnings.warn(why, stacklevel=2)
     if config.method != "fedvra" or not isinstance(parameters["d"], int | float):
         return
     local, problem = config.local, problem_of(config)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.federation.objectives import Regularised, Supervised
+from fedconcord.federation.objectives.persons import Persons
 from fedconcord.federation.objectives.semi import SemiSupervised
 from fedconcord.federation.objectives.streamed import Streamed
 from fedconcord.federation.participation.work import epoch_steps
@@ -160,6 +161,7 @@ def evaluation(config: Config, problem: Problem, why: str | None) -> dict[str, o
 def judges(problem: Problem) -> Judged | None:
     """What an evaluation puts forward; None where it is no model's outputs."""
     smooth = problem.smooth if isinstance(problem, Regularised) else problem
+    smooth = smooth.rows if isinstance(smooth, Persons) else smooth
     inner = smooth.judged if isinstance(smooth, Streamed) else smooth
     inner = inner.base if isinstance(inner, SemiSupervised) else inner
     if not isinstance(inner, Supervised):

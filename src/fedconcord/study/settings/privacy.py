@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedconcord.execution.job import accountant
 from fedconcord.execution.job.accountant import KEYED, Budget
+from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
+from fedconcord.federation.objectives.persons import Persons
 from fedconcord.federation.participation.sampling import Sampler, likely_rounds, most_rounds
 from fedconcord.federation.participation.work import Coins, epoch_steps
 from fedconcord.method.contract import Algorithm, Problem
@@ -27,14 +31,15 @@ def calibrated(config: Config) -> Config:
     """
     privacy = config.privacy
     size = config.local.batch_size
-    if privacy.unit == "sample" and (privacy.clip is None or not isinstance(batch_of(size), Coins)):
+    if (unit := privacy.unit) != "client" and (privacy.clip is None or not isinstance(batch_of(size), Coins)):
         raise UserError(
-            "privacy.unit sample needs a bound on a sample's gradient and batches that each sample is in by its own "
+            f"privacy.unit {unit} needs a bound on a {unit}'s gradient and batches that each {unit} is in by its own "
             f"coin, given privacy.clip {grammar.text(privacy.clip)} and local.batch_size {size}; give all three, as in "
-            "--dp-unit sample --batch-size 'poisson(0.05)' --dp-clip 1"
+            f"--dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1"
         )
     if privacy.clip is None:
-        lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
+        keys = ("noise", "epsilon", "client_clip", "client_noise")
+        lonely = next((key for key in keys if getattr(privacy, key) is not None), None)
         if lonely is not None:
             raise UserError(
                 f"privacy.{lonely} {getattr(privacy, lonely):g} needs a bound on what a client sends; give "
@@ -70,21 +75,22 @@ def calibrated(config: Config) -> Config:
 
 def _refuse(config: Config) -> None:
     privacy, measures = config.privacy, config.eval
-    if privacy.unit == "sample":
+    if privacy.unit != "client":
         _refuse_of_samples(config)
     if isinstance(privacy.clip, str) and privacy.kind == "local":
         raise UserError(
             f"privacy.clip {privacy.clip} follows how many messages are within the clip, and privacy.kind local would "
             "drown that in noise on each client's yes or no; use central, or a number for the clip"
         )
+    _refuse_of_clients(config)
     for key in ("aggregate", "hostile"):
         text = getattr(config, key)
-        if text is not None and privacy.unit == "client" and grammar.parse(text).name not in FACTORS:  # which say so
+        if text is not None and protects_clients(config) and grammar.parse(text).name not in FACTORS:  # which say so
             raise UserError(
                 f"{key} {text} takes the contributions of clients apart, and privacy covers their sum "
                 "alone; leave one of them out"
             )
-    if privacy.unit == "client" and privacy.delta >= 1 / config.clients:
+    if protects_clients(config) and privacy.delta >= 1 / config.clients:
         raise UserError(
             f"privacy.delta {privacy.delta:g} lets one of {config.clients} clients be published whole; give less than "
             f"{1 / config.clients:.2g}, usually far less"
@@ -102,18 +108,37 @@ def _refuse(config: Config) -> None:
         )
 
 
+def protects_clients(config: Config) -> bool:
+    """Whether clients are protected, alone or beside their samples."""
+    return config.privacy.unit == "client" or config.privacy.client_clip is not None
+
+
+def _refuse_of_clients(config: Config) -> None:
+    """Why clients cannot be protected beside their samples."""
+    privacy = config.privacy
+    pair = (privacy.client_clip, privacy.client_noise)
+    if pair != (None, None) and (None in pair or privacy.unit == "client" or privacy.noise == 0):
+        raise UserError(
+            "privacy.client_clip and privacy.client_noise protect clients beside privacy.unit sample or person with "
+            f"its noise, given {grammar.text(pair[0])} and {grammar.text(pair[1])}, unit {privacy.unit} and noise "
+            f"{grammar.text(privacy.noise)}; give both there, or neither"
+        )
+    if privacy.client_noise is not None and (reason := too_little(privacy.client_noise)) is not None:
+        raise UserError(reason)
+
+
 def _refuse_of_samples(config: Config) -> None:
     """Why settings do not go with privacy of samples; of the method, `job.refusals` says it."""
     privacy, local = config.privacy, config.local
     if isinstance(privacy.clip, str):
         raise UserError(
-            f"privacy.clip {privacy.clip} follows the norms of messages, and privacy.unit sample clips gradients; give "
-            "a number"
+            f"privacy.clip {privacy.clip} follows the norms of messages, and privacy.unit {privacy.unit} clips "
+            "gradients; give a number"
         )
     if privacy.kind != "central":
         raise UserError(
-            f"privacy.kind {privacy.kind} is of noise on messages, and with privacy.unit sample each client has noise "
-            "in its steps; leave it out"
+            f"privacy.kind {privacy.kind} is of noise on messages, and with privacy.unit {privacy.unit} each client "
+            "has noise in its steps; leave it out"
         )
     if local.seconds is not None:
         raise UserError(
@@ -134,12 +159,12 @@ def refuse_data(config: Config, problem: Problem) -> None:
         UserError: they were.
     """
     inner, privacy = supervised(problem), config.privacy
-    if privacy.unit == "sample":
+    if privacy.unit != "client":
         most = int(problem.roster.samples.max())
         if privacy.delta >= 1 / most:
             raise UserError(
-                f"privacy.delta {privacy.delta:g} lets one of a client's {most} samples be published whole; give less "
-                f"than {1 / most:.2g}, usually far less"
+                f"privacy.delta {privacy.delta:g} lets one of a client's {most} {privacy.unit}s be published whole; "
+                f"give less than {1 / most:.2g}, usually far less"
             )
         if inner is not None and inner.factor is not None:
             raise UserError(
@@ -158,6 +183,35 @@ def refuse_data(config: Config, problem: Problem) -> None:
             f"the target of {config.data} is scaled by its exact mean over the clients, which privacy does not cover; "
             "use a target of classes"
         )
+
+
+def of_persons(problem: Problem) -> Persons:
+    """The problem whose samples are persons.
+
+    Raises:
+        UserError: nothing says whose a row is, or no model of labelled rows is shared whole.
+    """
+    if not isinstance(problem, Supervised) or problem.data.persons is None:
+        raise UserError(
+            "privacy.unit person needs labelled rows that say whose they are, and a model that is shared whole; give "
+            "input.person, the column or array of persons, and leave local.private out, or use privacy.unit sample"
+        )
+    return Persons(problem, problem.data.persons)
+
+
+def rows_note(config: Config, persons: np.ndarray | None) -> str | None:
+    """That epsilon is of a row where persons have several, in a sentence; None where it is not.
+
+    Args:
+        persons: [n] whose each training row is, where that is known.
+    """
+    repeated = 0 if persons is None else int((np.unique(persons, return_counts=True)[1] > 1).sum())
+    if config.privacy.unit != "sample" or not repeated:
+        return None
+    return (
+        f"epsilon is of a row, and {repeated} person{'s have' if repeated > 1 else ' has'} several rows to train on, "
+        "which together say more; privacy.unit person protects all rows of a person"
+    )
 
 
 def _steps(config: Config) -> int:
@@ -190,8 +244,12 @@ def _most(config: Config) -> tuple[int, ...] | None:
 
 def _coin(config: Config) -> float | None:
     coins = batch_of(config.local.batch_size)
-    if config.privacy.unit == "sample" and isinstance(coins, Coins):
+    if config.privacy.unit != "client" and isinstance(coins, Coins):
         return coins.probability
+    return _coin_of_clients(config)
+
+
+def _coin_of_clients(config: Config) -> float | None:
     sampler: Sampler = part("sampling", config.sampling)
     return config.cohort / config.clients if sampler.poisson else None
 
@@ -203,9 +261,9 @@ def budget_of(config: Config) -> Budget | None:
         return None
     coin = _coin(config)
     steps, unit, most = _steps(config), privacy.unit, _most(config)
-    if unit == "sample":
+    if unit != "client":
         many = f"{steps} local steps a round" if steps > 1 else "one local step a round"
-        sampled = f"noise in every local step, {many} at most, each sample in each with probability {coin:.4g}"
+        sampled = f"noise in every local step, {many} at most, each {unit} in each with probability {coin:.4g}"
     elif privacy.kind == "local":
         sampled = "noise on each message, no amplification claimed"
     elif coin is None:
@@ -214,9 +272,15 @@ def budget_of(config: Config) -> Budget | None:
         sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
     if most is not None and most[-1] < config.rounds:
         sampled += f"; a client is in {most[-1]} of {config.rounds} rounds at most"
+    of_client = None
+    if privacy.client_clip is not None and privacy.client_noise:
+        of_client = accountant.spending(privacy.client_noise, "central", _coin_of_clients(config), privacy.delta)
+        of_client = of_client._replace(most=most)
+        times = f"noise {privacy.client_noise:g} times that on the sum"
+        sampled += f"; messages clipped to {privacy.client_clip:g}, {times}"
     description = f"{_bounded(config)}, {sampled}"
     spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)._replace(steps=steps, most=most)
-    return Budget(spending, privacy.epsilon, config.rounds, description, unit=unit)
+    return Budget(spending, privacy.epsilon, config.rounds, description, unit=unit, of_client=of_client)
 
 
 def _bounded(config: Config) -> str:
@@ -226,7 +290,7 @@ def _bounded(config: Config) -> str:
     assert privacy.noise is not None
     rule = clipping_of(privacy.clip)
     if not isinstance(rule, Adaptive):
-        what = "messages" if privacy.unit == "client" else "gradients of samples"
+        what = "messages" if privacy.unit == "client" else f"gradients of {privacy.unit}s"
         return f"{what} clipped to {rule:g}, noise {privacy.noise:g} times that"
     noises = rule.noises(privacy.noise, config.cohort)
     return (
@@ -246,11 +310,12 @@ def privacy_note(config: Config, generator: str = KEYED) -> str | None:
         return None
     budget = budget_of(config)
     if budget is None:
-        what = "messages" if privacy.unit == "client" else "gradients of samples"
+        what = "messages" if privacy.unit == "client" else f"gradients of {privacy.unit}s"
         return f"{config.label}: {what} clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
-    epsilon = budget.spending.epsilon(budget.rounds)
+    epsilon, also = budget.spending.epsilon(budget.rounds), budget.of_client
+    more = "" if also is None else f", and epsilon {also.epsilon(budget.rounds):.4g} for a client,"
     return (
-        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit} after "
+        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a {budget.unit}{more} after "
         f"{budget.rounds} rounds; {budget.said}; {generator}"
     )
 
@@ -267,8 +332,11 @@ def protected(algorithm: Algorithm, config: Config) -> Algorithm:
         return algorithm
     assert privacy.noise is not None
     clip, coins = clipping_of(privacy.clip), batch_of(config.local.batch_size)
-    if privacy.unit == "sample" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
-        return with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
+    if privacy.unit != "client" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
+        inner = with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
+        if privacy.client_clip is None:
+            return inner
+        return with_privacy(inner, privacy.client_clip, privacy.client_noise or 0.0, "central", config.cohort)
     if isinstance(clip, Adaptive):
         return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
     return with_privacy(algorithm, clip, privacy.noise, privacy.kind, config.cohort)

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedconcord.federation.data import DATASETS
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.data.inputs import Input, hold_out, is_file
+from fedconcord.federation.data.inputs import Input, hold_out, is_file, together
 from fedconcord.federation.data.published import data_folder
 from fedconcord.federation.models import MODELS
 from fedconcord.federation.objectives import PROBLEMS, Supervised
@@ -312,6 +312,8 @@ def _problem(choice: Choice) -> Problem:
         numbers=config.engine.precision,
         norm=config.norm,
     )
+    if dataset.persons is not None:  # in the order of the samples
+        problem.data = problem.data._replace(persons=dataset.persons[np.concatenate(parts)])
     return problem if dataset.streams is None else Streamed(problem, dataset.streams)
 
 
@@ -358,6 +360,7 @@ def _divided(choice: Choice) -> tuple[Dataset, list[np.ndarray]]:
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
         parts: list[np.ndarray] = part("partition", partition, dataset.train_y, config.clients, draw)
+        parts = parts if dataset.persons is None else together(dataset.persons, parts)
         dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")

@@ -76,13 +76,11 @@ class LocalSettings(BaseModel):
     private: str | None = key(
         None, "a pattern of names such as head.*", stage="job", name="local_private", metavar="PATTERN"
     )
-    """parameters of the model that a client keeps for itself, as a pattern of their names (several are separated by
-    |); if none, all of the model is shared"""
+    """parameters of the model that a client keeps for itself, a pattern of names, several with |; if none, none"""
     private_steps: Count | Literal["frozen"] | None = key(
         None, "an integer >= 1 or frozen", stage="job", name="local_private_steps"
     )
-    """number of local steps on the private parameters alone, before those on the shared ones alone; frozen: no step
-    moves private parameters; if none, every local step moves both"""
+    """local steps on private parameters alone, before those on shared ones; frozen: none; if none, steps move both"""
     term: str | None = key(None, "a term such as ntd or moon(weight=5)", stage="job", name="term")
     """what is added to the clients' loss, or package.module:factory for a term of your own; if none, nothing is"""
     weight_decay: NotNegative = 0.0
@@ -90,11 +88,9 @@ class LocalSettings(BaseModel):
     clip: Positive | None = None
     """largest l2 norm of a stochastic gradient; if none, gradients are not clipped"""
     clip_direction: Positive | None = None
-    """largest l2 norm of the direction of a local step, its dual and proximal terms included; if none, directions are
-    not clipped"""
+    """largest l2 norm of the direction of a local step, dual and proximal terms included; if none, it is not clipped"""
     clip_form: Literal["whole", "released"] = "whole"
-    """what clip_direction clips: whole, the complete direction; released, as FL-Simulator and FedDyn do, the direction
-    before weight decay and rho x are added"""
+    """what clip_direction clips: whole, all; released, as in FL-Simulator and FedDyn, all but weight decay and rho x"""
     oracle: str = key("minibatch", "a gradient oracle such as full or sam(0.1)", stage="job")
     """which gradient a local step uses"""
     solver: Literal["sgd", "lbfgs"] = "sgd"
@@ -102,8 +98,7 @@ class LocalSettings(BaseModel):
     step_decay: Fraction = 1.0
     """factor by which the local step size is multiplied after every step of a round"""
     tolerance: Positive | None = None
-    """squared norm of the gradient of its local problem at which a client stops early; epochs are then the most that it
-    does; if none, no client stops early"""
+    """squared norm of its local problem's gradient at which a client stops early; if none, no client does"""
 
 
 class EngineSettings(BaseModel):
@@ -201,15 +196,15 @@ class EvalSettings(BaseModel):
 
 
 class PrivacySettings(BaseModel):
-    """Differential privacy of clients, or of samples; none without `clip`."""
+    """Differential privacy of clients, samples or persons; none without `clip`."""
 
     model_config = STRICT
     clip: Positive | str | None = key(
         None, "a number > 0 or a rule such as adaptive(quantile=0.5)", stage="job", name="dp_clip", metavar="CLIP"
     )
-    """largest l2 norm of a client's message, or of a sample's gradient; turns differential privacy on"""
-    unit: Literal["client", "sample"] = key("client", stage="job", name="dp_unit")
-    """what is protected: a client with all its samples, or each sample, which is a row of a table"""
+    """largest l2 norm of a client's message, or of a sample's or person's gradient; turns differential privacy on"""
+    unit: Literal["client", "sample", "person"] = key("client", stage="job", name="dp_unit")
+    """what is protected: a client with all its samples, each sample, that is each row, or each person with all rows"""
     noise: NotNegative | None = key(None, stage="job", name="dp_noise")
     """noise multiplier: the noise's standard deviation divided by clip; if none, it follows from epsilon"""
     epsilon: Annotated[float, Field(gt=0, le=1000)] | None = key(None, stage="job")
@@ -218,6 +213,10 @@ class PrivacySettings(BaseModel):
     """the delta of (epsilon, delta)-privacy, below 1 / clients or 1 / samples"""
     kind: Literal["central", "local"] = "central"
     """who adds the noise: central, the server to the sum; local, every client to its own message"""
+    client_clip: Positive | None = None
+    """with unit sample or person: largest l2 norm of a message, so that noise of the server protects clients too"""
+    client_noise: NotNegative | None = None
+    """standard deviation of that noise divided by client_clip"""
 
 
 def _as_text(value: object) -> object:
@@ -233,6 +232,8 @@ class InputSettings(BaseModel):
     """columns of your data that hold the labels, or the key of the array with the labels"""
     client: str | None = key(None, stage="data", name="client_column")
     """column of your data that says to which client a row belongs"""
+    person: str | None = key(None, stage="data", name="person_column")
+    """column of your data that says whose row it is, as a patient's number: privacy.unit person protects all of them"""
     target: Literal["class", "number", "labels", "tokens"] | None = key(
         None, stage="data", name="target_kind", metavar="KIND"
     )
@@ -250,8 +251,7 @@ class InputSettings(BaseModel):
     ] = []
     """texts that stand for a missing value, beside the empty text, ?, NA, NaN and null; numbers compare by value"""
     statistics: str | None = None
-    """JSON or TOML file with the means, scales and categories of the columns; if none, they are computed from sums over
-    the clients"""
+    """JSON or TOML file with the means, scales and categories of columns; if none, they come of clients' sums"""
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """side in pixels to which images are resized; if none, all images must have the same size"""
     memory: Positive | None = None
