@@ -405,6 +405,14 @@ MUTATIONS: dict[str, Mutation] = {
     "batchnorm: running statistics let through": Mutation(
         (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
+    "own step: the method's corrections left out": Mutation(
+        (Edit("method/wrappers/code.py", "            visit.correct()\n", ""),),
+        ("tests/method/test_own_code.py", "-k", "step_of_ones_own"),
+    ),
+    "own step: gradients add up from step to step": Mutation(
+        (Edit("method/wrappers/code.py", "            model.zero_grad()\n", ""),),
+        ("tests/method/test_own_code.py", "-k", "step_of_ones_own"),
+    ),
     "dropout: one mask for all steps": Mutation(
         (Edit("federation/layers.py", "numbers(streams[:, 0], step, samples)", "numbers(streams[:, 0], 0, samples)"),),
         ("tests/federation/test_dropout.py", "-k", "words_say or same_masks"),

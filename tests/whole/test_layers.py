@@ -49,12 +49,13 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_flower": Wing(3090, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
-    "support": Wing(1350, 1000),
+    "support": Wing(1360, 1000),  # file and line of an error in somebody else's code: 10 lines
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     # compiled steps of second models, of steps inside a step and ahead: 60 lines; steps with noise of their own: 190
     # clients that hold parts of the model, by the ranks of their factors: 110 lines; replies of several rounds: 5
     # mixtures of two models (APFL) on the step that Ditto has: 65 lines; prototypes beside any method's messages: 135
-    "method": Wing(11705, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # a local step of one's own, made a whole training of one's own: 50
+    "method": Wing(11755, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -216,7 +217,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # predictions of tokens, causal models of a folder, a site's file of tokens: 76
     # each client answers with a mixture of its model and the server's: 65; prototypes, which all of FedProto is made
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
-    assert sum(sizes().values()) <= 46_650
+    # a local step of one's own, and where in it an error is: 60
+    assert sum(sizes().values()) <= 46_710
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -72,7 +72,7 @@ class LocalSettings(BaseModel):
     )
     """what turns the direction of a local step into a move; if none, the move is the direction times the step size"""
     code: str | None = key(None, "a function package.module:name (model, batches, visit)", stage="job")
-    """your own local training in torch, in place of the local steps; if none, clients take local steps"""
+    """your own local training in torch, or one step of it, in place of local steps; if none, there are local steps"""
     private: str | None = key(
         None, "a pattern of names such as head.*", stage="job", name="local_private", metavar="PATTERN"
     )
