@@ -405,6 +405,10 @@ MUTATIONS: dict[str, Mutation] = {
     "batchnorm: running statistics let through": Mutation(
         (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
+    "step schedule: the normaliser takes steps of one size": Mutation(
+        (Edit("method/step/walk.py", "size.is_constant and", "size.decay == 1.0 and"),),
+        ("tests/method/test_step_schedules.py", "-k", "divides or fednova"),
+    ),
     "own step: the method's corrections left out": Mutation(
         (Edit("method/wrappers/code.py", "            visit.correct()\n", ""),),
         ("tests/method/test_own_code.py", "-k", "step_of_ones_own"),

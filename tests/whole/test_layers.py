@@ -54,8 +54,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # compiled steps of second models, of steps inside a step and ahead: 60 lines; steps with noise of their own: 190
     # clients that hold parts of the model, by the ranks of their factors: 110 lines; replies of several rounds: 5
     # mixtures of two models (APFL) on the step that Ditto has: 65 lines; prototypes beside any method's messages: 135
-    # a local step of one's own, made a whole training of one's own: 50
-    "method": Wing(11755, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # a local step of one's own, made a whole training of one's own: 50; step sizes by step, of any form: 35
+    "method": Wing(11790, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -69,7 +69,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
     # secure sums of something else than a round's contributions, and rounds that nobody could judge: 20
     "execution": Wing(6438, 4900, ("rows", "messages", "engines", "job", "run")),
-    "study": Wing(6692, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "study": Wing(6697, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     "interface": Wing(2577, 2200, ("trained", "tracking", "api", "cli")),
@@ -217,8 +217,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # predictions of tokens, causal models of a folder, a site's file of tokens: 76
     # each client answers with a mixture of its model and the server's: 65; prototypes, which all of FedProto is made
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
-    # a local step of one's own, and where in it an error is: 60
-    assert sum(sizes().values()) <= 46_710
+    # a local step of one's own, and where in it an error is: 60; step sizes by step: 40
+    assert sum(sizes().values()) <= 46_750
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -90,8 +90,7 @@ class LocalSettings(BaseModel):
     clip: Positive | None = None
     """largest l2 norm of a stochastic gradient; if none, gradients are not clipped"""
     clip_direction: Positive | None = None
-    """largest l2 norm of the direction of a local step, its dual and proximal terms included; if none, directions are
-    not clipped"""
+    """largest l2 norm of the direction of a local step, its dual and proximal terms included; if none, any"""
     clip_form: Literal["whole", "released"] = "whole"
     """what clip_direction clips: whole, the complete direction; released, as FL-Simulator and FedDyn do, the direction
     before weight decay and rho x are added"""
@@ -101,9 +100,10 @@ class LocalSettings(BaseModel):
     """how a client minimises: sgd takes gradient steps, lbfgs runs L-BFGS on its full objective"""
     step_decay: Fraction = 1.0
     """factor by which the local step size is multiplied after every step of a round"""
+    step_schedule: str | None = key(None, "a schedule such as cosine(50) or constant(warmup=5)")
+    """the factor on the local step size in each step of a round, an lr_schedule that counts steps; if none, 1"""
     tolerance: Positive | None = None
-    """squared norm of the gradient of its local problem at which a client stops early; epochs are then the most that it
-    does; if none, no client stops early"""
+    """squared norm of the gradient of its local problem at which a client stops before its epochs; if none, at none"""
 
 
 class EngineSettings(BaseModel):
