@@ -405,6 +405,10 @@ MUTATIONS: dict[str, Mutation] = {
     "batchnorm: running statistics let through": Mutation(
         (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
+    "silo: statistics of all clients": Mutation(
+        (Edit("federation/objectives/judging.py", "problem.x[begin:end], None", "problem.x, None"),),
+        ("tests/federation/test_silo.py", "-m", "not slow"),
+    ),
     "step schedule: the normaliser takes steps of one size": Mutation(
         (Edit("method/step/walk.py", "size.is_constant and", "size.decay == 1.0 and"),),
         ("tests/method/test_step_schedules.py", "-k", "divides or fednova"),

@@ -61,14 +61,16 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
         # which token is padding in a model's card, and whether the library lets a token look ahead (13); a site's
         # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (29)
-        11593,
+        # statistics of batch normalisation by client: 14
+        11605,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
     # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
     # secure sums of something else than a round's contributions, and rounds that nobody could judge: 20
-    "execution": Wing(6438, 4900, ("rows", "messages", "engines", "job", "run")),
+    # clients whose own are statistics alone: 12
+    "execution": Wing(6450, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6697, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
@@ -218,7 +220,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # each client answers with a mixture of its model and the server's: 65; prototypes, which all of FedProto is made
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
     # a local step of one's own, and where in it an error is: 60; step sizes by step: 40
-    assert sum(sizes().values()) <= 46_750
+    # statistics of batch normalisation by client (SiloBN, and FedBN, which was refused): 26
+    assert sum(sizes().values()) <= 46_775
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -318,8 +318,8 @@ class Config(BaseModel):
     """the model to train, or package.module:factory for a model of your own"""
     adapters: str | None = key(None, "adapters such as lora(where='query|value')", stage="job")
     """low-rank adapters, trained in place of the model's weights, which stay as they start; if none, weights train"""
-    norm: Literal["pooled", "frozen"] = key("pooled", stage="job")
-    """batch normalisation: by the batch in local steps and by all samples elsewhere (pooled), or as saved (frozen)"""
+    norm: Literal["pooled", "frozen", "silo"] = key("pooled", stage="job")
+    """batch normalisation: by the batch, and in judging by all samples (pooled) or the client's (silo); or frozen"""
     loss: str | None = key(None, "a loss such as huber(1.0)", stage="job")
     """the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the kind
     of target"""
