@@ -405,6 +405,10 @@ MUTATIONS: dict[str, Mutation] = {
     "batchnorm: running statistics let through": Mutation(
         (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
+    "peft: factors of GPT-2's layers transposed": Mutation(
+        (Edit("interface/trained/adapter.py", "added.mT if fan_in_fan_out else added", "added"),),
+        ("tests/interface/test_peft_export.py", "-k", "factors_are"),
+    ),
     "silo: statistics of all clients": Mutation(
         (Edit("federation/objectives/judging.py", "problem.x[begin:end], None", "problem.x, None"),),
         ("tests/federation/test_silo.py", "-m", "not slow"),

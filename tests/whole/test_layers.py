@@ -74,7 +74,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "study": Wing(6697, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
-    "interface": Wing(2577, 2200, ("trained", "tracking", "api", "cli")),
+    # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
+    "interface": Wing(2690, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1650, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(210, 200),
 }
@@ -221,7 +222,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
     # a local step of one's own, and where in it an error is: 60; step sizes by step: 40
     # statistics of batch normalisation by client (SiloBN, and FedBN, which was refused): 26
-    assert sum(sizes().values()) <= 46_775
+    # low-rank factors for who goes on with peft: 110
+    assert sum(sizes().values()) <= 46_885
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
