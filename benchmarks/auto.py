@@ -62,7 +62,7 @@ def without_own_duals() -> Algorithm:
     return module().auto(duals="common")
 
 
-DEFAULTS = {name: getattr(module(), name) for name in ("LENGTH", "LONGEST", "EPS", "C", "R", "KEPT")}
+DEFAULTS = {name: getattr(module(), name) for name in ("LENGTH", "LONGEST", "EPS", "C", "R", "KEPT", "GROW", "SHRINK")}
 VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "auto": with_constants(),
     "no cap on a step's length": with_constants(LONGEST=1e9),

@@ -410,6 +410,26 @@ MUTATIONS: dict[str, Mutation] = {
     "batchnorm: running statistics let through": Mutation(
         (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
+    "peft: factors of GPT-2's layers transposed": Mutation(
+        (Edit("interface/trained/adapter.py", "added.mT if fan_in_fan_out else added", "added"),),
+        ("tests/interface/test_peft_export.py", "-k", "factors_are"),
+    ),
+    "silo: statistics of all clients": Mutation(
+        (Edit("federation/objectives/judging.py", "problem.x[begin:end], None", "problem.x, None"),),
+        ("tests/federation/test_silo.py", "-m", "not slow"),
+    ),
+    "step schedule: the normaliser takes steps of one size": Mutation(
+        (Edit("method/step/walk.py", "size.is_constant and", "size.decay == 1.0 and"),),
+        ("tests/method/test_step_schedules.py", "-k", "divides or fednova"),
+    ),
+    "own step: the method's corrections left out": Mutation(
+        (Edit("method/wrappers/code.py", "            visit.correct()\n", ""),),
+        ("tests/method/test_own_code.py", "-k", "step_of_ones_own"),
+    ),
+    "own step: gradients add up from step to step": Mutation(
+        (Edit("method/wrappers/code.py", "            model.zero_grad()\n", ""),),
+        ("tests/method/test_own_code.py", "-k", "step_of_ones_own"),
+    ),
     "dropout: one mask for all steps": Mutation(
         (Edit("federation/layers.py", "numbers(streams[:, 0], step, samples)", "numbers(streams[:, 0], 0, samples)"),),
         ("tests/federation/test_dropout.py", "-k", "words_say or same_masks"),

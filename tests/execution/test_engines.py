@@ -23,7 +23,7 @@ from fedconcord.method.contract.flat import Layout
 from fedconcord.method.contract.pieces import Table
 from fedconcord.method.step import samples
 from fedconcord.method.step.assignment import Assignment
-from fedconcord.method.step.sizes import Fixed
+from fedconcord.method.step.sizes import ByStep, Fixed
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.step.step import minimise
 from fedconcord.method.step.walk import Chain
@@ -162,7 +162,7 @@ def test_bits_do_not_depend_on_who_was_first() -> None:
     "solver",
     [
         Solver(momentum=0.9, step_decay=0.9),
-        Solver(weight_decay=0.1, clip=0.2),
+        Solver(weight_decay=0.1, clip=0.2, step_schedule=ByStep("up", lambda k: (k + 1) / 9)),
         Solver(oracle=Oracle("full")),
         Solver(oracle=Oracle("sam", 0.1)),
         Solver(oracle=Oracle("svrg"), momentum=0.5),

@@ -15,6 +15,7 @@ from fedconcord.execution.job import Job
 from fedconcord.federation.adapters import Adapted, lora, merged
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.parts import with_private
 from fedconcord.method.algorithms import METHODS
 from fedconcord.support.errors import UserError
 from table import make
@@ -53,6 +54,23 @@ def test_a_model_with_fresh_adapters_is_the_model() -> None:
     assert torch.equal(adapted(x), plain(x))
     assert of.dim == 2 * (IN + HIDDEN) + 2 * (HIDDEN + HIDDEN)
     assert [name for name, layer in adapted.named_modules() if isinstance(layer, Adapted)] == ["query", "value"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_fedsa_shares_a_and_keeps_b(method: str) -> None:
+    """FedSA-LoRA (Guo et al., ICLR 2025): the A of all clients is sent and averaged, each client's B is private."""
+    whole = problem()
+    of = with_private(whole, "*.lora_B", SCHEDULE.seed)
+    assert of.dim == 2 * (IN + HIDDEN)  # r n of each layer
+    state = run(Job(of, make(method), SCHEDULE, engine=Stacked(3)), 4)
+    assert_same(run(Job(of, make(method), SCHEDULE, engine=Serial()), 4), state)
+    known = [i for i in range(6) if state.store.known(np.array([i]))[0]]
+    ends = [of.joined(state.server.x, state.store.gather(np.array([i])).private[0]) for i in known]
+    for layer in ("query", "value"):
+        pairs = [factors(of.whole, u, layer) for u in ends]
+        assert all(torch.equal(a, pairs[0][0]) for a, _ in pairs)
+        assert float((pairs[0][0] - factors(whole, whole.init(SCHEDULE.seed), layer)[0]).norm()) > 1e-5
+        assert float((pairs[0][1] - pairs[1][1]).norm()) > 1e-4
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "afedpd", "fedvra"])

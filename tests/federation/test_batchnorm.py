@@ -344,7 +344,7 @@ STATISTICS = ("2.running_mean", "2.running_var", "2.num_batches_tracked")
         ("fedavg", Solver(kind="lbfgs"), "and L-BFGS minimises one and the same f_i; use local SGD, or norm=frozen"),
         ("losac", Solver(), "the method keeps a table of gradients of one and the same f_i; use another method, or"),
         ("mimesvrg", Solver(), "the method takes full gradients of one and the same f_i; use another method"),
-        ("local", Solver(), "and clients' own models have no statistics of their own; use one model"),
+        ("local", Solver(), "and clients' own models have no statistics of their own under norm pooled; use norm=silo"),
     ],
 )  # fmt: skip
 def test_what_needs_a_mean_over_samples_is_refused(name: str, solver: Solver, said: str) -> None:

@@ -14,7 +14,7 @@ from fedconcord.execution.job import Job, advance, plan_of, start
 from fedconcord.federation.objectives import Quadratic, quadratics
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
-from fedconcord.method.algorithms.auto import EPS, FRESH, GROW, KEPT, LEAST, LENGTH, LONGEST, SHRINK, C, R, auto
+from fedconcord.method.algorithms.auto import EPS, GROW, KEPT, LEAST, LENGTH, LONGEST, SHRINK, C, R, auto
 from fedconcord.method.contract import Objective, Plan
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
@@ -38,7 +38,7 @@ def written_out(objective: Objective, plans: list[Plan], x: torch.Tensor, n: int
     """The method on full gradients, with one dual a client that all move in every round, present or not."""
     duals = torch.zeros(n, len(x), dtype=x.dtype)
     mean = answer = x
-    square = steps = rho = eta = 0.0
+    square = rho = eta = 0.0
     factor = 1.0
     for t, plan in enumerate(plans):
         ends, squares = {}, []
@@ -62,10 +62,9 @@ def written_out(objective: Objective, plans: list[Plan], x: torch.Tensor, n: int
             cosine = float(torch.dot(g, common) / (g.norm() * common.norm()))
             factor = min(max(factor * math.exp(-(SHRINK if cosine > 0 else GROW) * cosine), LEAST), 1.0)
         square = square + EPS * power if t else power
-        steps = (1 - FRESH) * steps + FRESH * work if t else work
         answer = KEPT * answer + (1 - KEPT) * mean if t else mean
         eta = factor * LENGTH / square**0.5
-        rho = max(C / steps, R) / eta
+        rho = max(C / work, R) / eta
         for i in range(n):
             duals[i] += (old if t else rho) * ((ends.get(i, mean) if own else mean) - x)
         x = mean + duals.mean(0) / rho
@@ -88,7 +87,7 @@ def test_it_is_the_method_written_out(duals: Literal["own", "common"]) -> None:
 
 def test_its_constants_are_those_that_were_chosen() -> None:
     """What docs/auto.md says of it was measured with these; others are another version of the method."""
-    assert (LENGTH, LONGEST * LENGTH, EPS, C, R, FRESH, KEPT) == (0.7, 0.8, 0.02, 0.07, 0.01, 0.2, 0.3)
+    assert (LENGTH, LONGEST * LENGTH, EPS, C, R, KEPT) == (0.7, 0.8, 0.02, 0.07, 0.01, 0.3)
     assert (GROW, SHRINK, LEAST) == (0.1, 0.3, 0.02)
 
 

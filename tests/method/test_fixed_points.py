@@ -14,7 +14,7 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm
-from fedconcord.method.step.sizes import delta
+from fedconcord.method.step.sizes import ByStep, delta
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.support.errors import UserError
 from fedconcord.testing.bench import run
@@ -281,8 +281,13 @@ QUICK = ("fedcm", "mofedsam", "scaffold", "fednova")
 @pytest.mark.parametrize("name", tiers(TABLE, QUICK))
 @pytest.mark.parametrize(
     ("solver", "lr", "plain"),
-    [(Solver(momentum=0.8), 0.01, 0.05), (Solver(step_decay=0.6), 0.1, 0.05), (Solver(pace=delta()), 1.0, 0.3)],
-    ids=["momentum", "step decay", "a rule"],
+    [
+        (Solver(momentum=0.8), 0.01, 0.05),
+        (Solver(step_decay=0.6), 0.1, 0.05),
+        (Solver(step_schedule=ByStep("up and down", lambda k: 1.0 / (1 + abs(k - 2)))), 0.1, 0.05),
+        (Solver(pace=delta()), 1.0, 0.3),
+    ],
+    ids=["momentum", "step decay", "step schedule", "a rule"],
 )
 def test_steps_of_other_sizes_are_refused_or_no_worse(name: str, solver: Solver, lr: float, plain: float) -> None:
     """A method that divides a move by its local steps must know what they amount to: else it runs away where the same

@@ -17,6 +17,7 @@ from fedconcord.federation.participation.work import fixed
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Oracle, Tree, tree_map
 from fedconcord.method.step.graphs import Graphs
+from fedconcord.method.step.sizes import ByStep
 from fedconcord.method.step.solver import Solver
 from fedconcord.study.settings.job import graphs_of
 from fedconcord.study.settings.resolve import resolve_run
@@ -74,7 +75,7 @@ def test_every_method(name: str) -> None:
     ("solver", "times"),
     [
         (Solver(momentum=0.5, nesterov=True, weight_decay=0.01), 2),
-        (Solver(clip=0.1, step_decay=0.9), 2),
+        (Solver(clip=0.1, step_decay=0.9, step_schedule=ByStep("up", lambda k: (k + 1) / 9)), 2),
         (Solver(clip_direction=0.1), 2),
         (Solver(oracle=Oracle("sam", radius=0.1)), 2),
         (Solver(oracle=Oracle("full")), 2),

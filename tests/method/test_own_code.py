@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_deploy_core import BASE, SITES, Federation, same, simulated, write
 from test_engines import run
 from test_optimisers import curved
 from torch import nn
@@ -24,8 +25,9 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Step
 from fedconcord.method.contract.code import Batch, Code, Visit
 from fedconcord.method.step.solver import ORACLES, Solver, refuse
-from fedconcord.method.wrappers.code import with_code
+from fedconcord.method.wrappers.code import codes, with_code
 from fedconcord.method.wrappers.optimisers import adamw, with_optimiser
+from fedconcord.support import imports
 from fedconcord.support.errors import UserError
 from pages import ROOT, does, says, steps
 
@@ -75,9 +77,36 @@ def noisy(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
         optimiser.step()
 
 
+def one_step(model: nn.Module, batch: Batch, state: dict, scale: float = 1.0) -> torch.Tensor:
+    inputs, targets = batch
+    return scale * F.cross_entropy(model(inputs), targets)
+
+
+def counting(model: nn.Module, batch: Batch, state: dict) -> torch.Tensor:
+    """Draws from torch's generator, and goes by what it kept in the state and what it is told there."""
+    state["kept"] = state.get("kept", 0) + 1
+    assert state["kept"] == state["step"] + 1
+    assert state["lr"] == 0.1
+    inputs, targets = batch
+    return (1 + state["kept"] / (1 + state["client"])) * F.cross_entropy(model(F.dropout(inputs, 0.5)), targets)
+
+
+def by_path(function: Callable[..., object], **options: object) -> Code:
+    """As `local.code` makes it."""
+    path = f"{__name__}:{function.__name__}"
+    imports.trust(path)
+    return codes()[path](**options)
+
+
 def job(method: str, code=None, engine=Stacked(None), solver=Solver(), **options: object) -> Job:  # noqa: B008
     algorithm = METHODS[method](**options)
-    return Job(problem(), algorithm if code is None else with_code(algorithm, Code(code)), SCHEDULE, solver, engine)
+    return Job(
+        problem(),
+        algorithm if code is None else with_code(algorithm, code if isinstance(code, Code) else Code(code)),
+        SCHEDULE,
+        solver,
+        engine,
+    )
 
 
 def end(one: Job, rounds: int = 4) -> torch.Tensor:
@@ -87,6 +116,91 @@ def end(one: Job, rounds: int = 4) -> torch.Tensor:
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddyn", "fedadmm", "afedpd", "fedadam"])
 def test_plain_steps_in_torch_are_ours(method: str) -> None:
     torch.testing.assert_close(end(job(method, sgd)), end(job(method)), **EXACT)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "feddyn", "afedpd"])
+def test_a_step_of_ones_own_is_ours(method: str) -> None:
+    """Plain cross-entropy, to 1e-12 of the library's own local training; an option of the function reaches it."""
+    ours = end(job(method))
+    torch.testing.assert_close(end(job(method, by_path(one_step))), ours, rtol=1e-12, atol=1e-12)
+    assert float((end(job(method, by_path(one_step, scale=2.0))) - ours).norm()) > 1e-3
+    assert str(by_path(one_step).identity) != str(by_path(one_step, scale=2.0).identity)
+
+
+def test_a_step_and_a_whole_training_are_one_mechanism() -> None:
+    torch.testing.assert_close(end(job("scaffold", by_path(one_step))), end(job("scaffold", sgd)), rtol=0, atol=0)
+    for name in ("fednova", "auto"):
+        assert refuse(Solver(), with_code(METHODS[name](), by_path(one_step))) or name == "fednova"
+    with pytest.raises(UserError, match="which steps of test_own_code:one_step do not have"):
+        end(job("fednova", by_path(one_step)))
+
+
+def test_a_steps_state_is_the_clients_and_begins_anew_in_every_round() -> None:
+    """Its draws are keyed as those of a whole training, on every engine."""
+    ends = [end(job("scaffold", by_path(counting), engine)) for engine in (Stacked(None), Serial(), Wire(), Stacked(1))]
+    for other in ends[1:]:
+        torch.testing.assert_close(other, ends[0], **EXACT)
+
+
+def test_a_step_is_keyed_at_real_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server and sites that share nothing but bytes, as Flower carries them, and the simulation of the same job."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+    draw, every = np.random.default_rng(2), []
+    for k, name in enumerate(SITES):
+        x, y = draw.standard_normal((20 + 5 * k, 4)), draw.integers(0, 3, 20 + 5 * k)
+        rows = [[*(f"{value:.4f}" for value in row), "abc"[label]] for row, label in zip(x, y, strict=True)]
+        every += [[name, *row] for row in rows]
+        write(tmp_path / f"{name}.csv", ["t", "u", "v", "w", "label"], rows)
+    write(tmp_path / "all.csv", ["site", "t", "u", "v", "w", "label"], every)
+    path = by_path(counting).identity.name
+    job = {**BASE, "method": "scaffold", "local": {"lr": 0.1, "batch_size": 5, "steps": 3, "code": path}}
+    here = Federation(job, tmp_path, tmp_path / "deployed")
+    assert here.serve().status == "complete"
+    same(here, *simulated(job, tmp_path / "all.csv"))
+
+
+def test_a_private_part_is_moved_by_a_step_too() -> None:
+    ends = []
+    for code in (by_path(one_step), None):
+        one = replace(job("scaffold", code), problem=with_private(problem(), "2.*", SCHEDULE.seed))
+        state = run(one, 3)
+        ends.append(torch.cat([state.server.x, *(state.store.gather(np.array([i])).private[0] for i in range(5))]))
+    torch.testing.assert_close(ends[0], ends[1], **EXACT)
+
+
+def number_step(model: nn.Module, batch: Batch, state: dict) -> float:
+    return F.cross_entropy(model(batch[0]), batch[1]).item()
+
+
+def wide_step(model: nn.Module, batch: Batch, state: dict) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def cut_step(model: nn.Module, batch: Batch, state: dict) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1]).detach()
+
+
+def _inner(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs @ torch.ones(3, 2)  # the line that the sentence names
+
+
+def broken_step(model: nn.Module, batch: Batch, state: dict) -> torch.Tensor:
+    return _inner(batch[0]).sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "what"), [(number_step, "float"), (wide_step, r"a tensor \[4\]"), (cut_step, "a tensor")]
+)
+def test_a_step_returns_its_loss(step: Callable[..., object], what: str) -> None:
+    with pytest.raises(UserError, match=rf"{step.__name__} returned {what}.*; return one number as a tensor"):
+        end(job("fedavg", by_path(step)))
+
+
+def test_an_error_in_a_step_names_file_and_line() -> None:
+    line = next(k for k, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# the line that" in text)
+    with pytest.raises(UserError, match=rf"broken_step failed at client \d in round 0: RuntimeError: .*"
+                       rf" \(test_own_code\.py, line {line}\)$"):  # fmt: skip
+        end(job("fedavg", by_path(broken_step)))
 
 
 def test_a_piece_that_follows_the_model_is_told_where_it_went() -> None:
@@ -184,7 +298,9 @@ def test_what_fails_in_the_code_is_one_sentence() -> None:
     def broken(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
         raise ValueError("no such\nthing")
 
-    with pytest.raises(UserError, match=r"failed at client \d in round 0: ValueError: no such thing"):
+    with pytest.raises(
+        UserError, match=r"failed at client \d in round 0: ValueError: no such thing \(test_own_code\.py, line \d+\)$"
+    ):
         end(job("fedavg", broken))
 
     def early(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
@@ -232,8 +348,12 @@ def test_unfinite_models_are_left_out() -> None:
 def test_the_page_trains_by_a_users_file(tmp_path: Path) -> None:
     """docs/local-step.md: its file and its command."""
     page = [*steps(ROOT / "docs" / "local-step.md")]
-    file, run_it = next(step for step in page if step.file == "mytraining.py"), page[-1]
-    does(file, tmp_path)
+    run_it = page[-1]
+    for step in page:
+        if step.file in ("mystep.py", "mytraining.py"):
+            does(step, tmp_path)
+    by_step = run_it.text.replace("mytraining:train(alpha=0.2)", "mystep:step(growth=0.2)").replace("mine", "steps")
+    assert "complete, 20 rounds" in says(tmp_path, by_step.replace("--lr 0.003", "--lr 0.1"))
     assert "mytraining:train" in run_it.text
     assert "complete, 20 rounds" in says(tmp_path, run_it.text)
     wrong = run_it.text.replace("alpha=0.2", "beta=0.2").replace("--out mine", "--out wrong")

@@ -16,6 +16,7 @@ from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm, Plan
 from fedconcord.method.step.assignment import curvature
+from fedconcord.method.step.sizes import ByStep
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.support.errors import UserError
@@ -127,7 +128,15 @@ def test_fedcm_divides_by_the_steps_that_were_taken(name: str, engine: Engine) -
     close(trajectory(this, engine), want)
 
 
-@pytest.mark.parametrize("solver", [Solver(momentum=0.8), Solver(momentum=0.8, nesterov=True), Solver(step_decay=0.7)])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        Solver(momentum=0.8),
+        Solver(momentum=0.8, nesterov=True),
+        Solver(step_decay=0.7),
+        Solver(momentum=0.8, step_schedule=ByStep("up and down", lambda k: 1.0 / (1 + abs(k - 2)))),
+    ],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fedcm_divides_by_what_steps_make_of_a_direction(solver: Solver, engine: Engine) -> None:
     """With momentum, or steps whose size falls, a direction that is 1 in every step moves a client by k_i eta, not by
@@ -143,7 +152,7 @@ def test_fedcm_divides_by_what_steps_make_of_a_direction(solver: Solver, engine:
                 now = alpha * gradient(y, int(i), k) + (1 - alpha) * direction
                 buffer, one = solver.momentum * buffer + now, solver.momentum * one + 1
                 ahead = solver.momentum if solver.nesterov else 0.0
-                size = solver.step_decay**k
+                size = solver.step_decay**k if solver.step_schedule is None else 1.0 / (1 + abs(k - 2))
                 y = y - lr * size * (now + ahead * buffer if ahead else buffer)
                 response += size * (1 + ahead * one if ahead else one)
             moves.append(y - x)

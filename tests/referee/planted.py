@@ -84,6 +84,7 @@ ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's 
         for start, why in {
             "privacy:": "of noise",
             "adaptive clip:": "of noise",
+            "own step:": "of training in code of one's own",
             "asynchronous:": "of replies without rounds",
             "proto:": "of features by class, which no problem here has",
             "fedasync:": "of replies without rounds",

@@ -50,32 +50,36 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_flower": Wing(3093, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
-    "support": Wing(1350, 1000),
+    "support": Wing(1360, 1000),  # file and line of an error in somebody else's code: 10 lines
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     # compiled steps of second models, of steps inside a step and ahead: 60 lines; steps with noise of their own: 190
     # clients that hold parts of the model, by the ranks of their factors: 110 lines; replies of several rounds: 5
     # mixtures of two models (APFL) on the step that Ditto has: 65 lines; prototypes beside any method's messages: 135
-    "method": Wing(11705, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # a local step of one's own, made a whole training of one's own: 50; step sizes by step, of any form: 35
+    # `auto`: duals from round 0 and a hypergradient: 25
+    "method": Wing(11815, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
         # which token is padding in a model's card, and whether the library lets a token look ahead (13); a site's
         # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (29)
         # persons with several rows: an objective whose samples they are (115), whose a row is, in tables or arrays (47)
-        11755,
+        # statistics of batch normalisation by client (14)
+        11770,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     # signed keys, and a signed list of who was heard, without which a server needs nobody on its side: 110 lines
     # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
     # secure sums of something else than a round's contributions, and rounds that nobody could judge: 20
-    # what is spent of clients beside samples: 5
-    "execution": Wing(6443, 4900, ("rows", "messages", "engines", "job", "run")),
+    # what is spent of clients beside samples: 5; clients whose own are statistics alone: 12
+    "execution": Wing(6455, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
-    "study": Wing(6771, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "study": Wing(6777, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
-    "interface": Wing(2577, 2200, ("trained", "tracking", "api", "cli")),
+    # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
+    "interface": Wing(2690, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1650, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(210, 200),
 }
@@ -222,7 +226,11 @@ def test_the_library_is_held_by_one_head() -> None:
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
     # persons with several rows, protected with all of them, from tables, arrays and at sites: 205; clients protected
     # beside their samples: 40
-    assert sum(sizes().values()) <= 46_897
+    # a local step of one's own, and where in it an error is: 60; step sizes by step: 40
+    # statistics of batch normalisation by client (SiloBN, and FedBN, which was refused): 26
+    # low-rank factors for who goes on with peft: 110
+    # `auto`'s duals from round 0 and its hypergradient: 26
+    assert sum(sizes().values()) <= 47_160
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

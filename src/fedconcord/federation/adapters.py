@@ -123,7 +123,7 @@ def lora(
         )
 
     def attach(model: nn.Module) -> nn.Module:
-        linear = [name for name, layer in model.named_modules() if name and _is_linear(layer)]
+        linear = [name for name, layer in model.named_modules() if name and is_linear(layer)]
         fresh: Sequence[str] = getattr(model, "fresh", ())  # nobody trained them before; see `hf`
         whole = [name for name, _ in model.named_parameters() if name in fresh or (also and _matches(also, name))]
         layers = [name for name in linear if _matches(where, name) and f"{name}.weight" not in whole]
@@ -142,18 +142,18 @@ def lora(
             if largest > most:
                 raise UserError(f"adapters lora: rank {largest} is above the {most} that layer {name!r} can have")
             parent, _, last = name.rpartition(".")
-            pair = Adapted(layer, largest, alpha / largest, _is_conv1d(layer), train, ranks if differ else ())
+            pair = Adapted(layer, largest, alpha / largest, is_conv1d(layer), train, ranks if differ else ())
             setattr(model.get_submodule(parent), last, pair)
         return model
 
     return Adapters(attach)
 
 
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) or _is_conv1d(layer)
+def is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or is_conv1d(layer)
 
 
-def _is_conv1d(layer: nn.Module) -> bool:
+def is_conv1d(layer: nn.Module) -> bool:
     """Whether it is transformers' linear layer with a weight [in, out], of GPT-2."""
     return type(layer).__name__ == "Conv1D" and isinstance(getattr(layer, "nf", None), int)
 

@@ -257,9 +257,9 @@ def measured(of: Pass, layers: int, batches: Sequence[Callable[[], object]], dty
 
 # -- a model with these layers ---------------------------------------------------------------------------------------
 
-Norm = Literal["pooled", "frozen"]
+Norm = Literal["pooled", "frozen", "silo"]
 """How batch normalisation is done: local steps by the batch, and what is judged by the statistics of all clients'
-samples; or all by statistics that are constants of the model."""
+samples, or by those of the client's own (SiloBN); or all by statistics that are constants of the model."""
 
 
 class Replaced(NamedTuple):
@@ -315,7 +315,7 @@ def _form(name: str, layer: nn.Module, norm: Norm, of: Pass) -> KeyedDropout | N
         return KeyedDropout(name, layer.p, isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d), of)
     assert isinstance(layer, _BatchNorm)
     _check_normalisation(name, layer, norm)
-    return Normalisation(name, layer, of if norm == "pooled" else None)
+    return Normalisation(name, layer, None if norm == "frozen" else of)
 
 
 def _check_dropout(name: str, layer: _DropoutNd) -> None:
@@ -342,7 +342,7 @@ def _check_normalisation(name: str, layer: _BatchNorm, norm: Norm) -> None:
             f"layer {name!r} is {kind} without running statistics, so that its answers depend on what else is asked; "
             f"leave track_running_stats at True, or use torch.nn.GroupNorm(2, {layer.num_features}) in its place"
         )
-    if norm == "pooled" and not layer.training:
+    if norm != "frozen" and not layer.training:
         raise UserError(
             f"layer {name!r} is {kind} in evaluation mode, in which its statistics are constants; set norm to frozen "
             "for that, or call train() on it to normalise by the batch"

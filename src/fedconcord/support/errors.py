@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from fedconcord.support.synonyms import SYNONYMS
 
@@ -56,7 +58,7 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def foreign(what: str) -> Iterator[None]:
-    """Around somebody else's code: whatever it raises becomes one sentence, which begins with `what`.
+    """Around somebody else's code: whatever it raises becomes one sentence, with `what` ahead and where behind.
 
     Raises:
         UserError: as it came, or made of another error.
@@ -66,7 +68,15 @@ def foreign(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{what}: {in_words(error)}") from error
+        raise UserError(f"{what}: {in_words(error)}{_place_in_theirs(error)}") from error
+
+
+def _place_in_theirs(error: BaseException) -> str:
+    """' (mine.py, line 12)': the last line in the first file that is not ours, or '' if there is none."""
+    ours = str(Path(__file__).parents[1])
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
+    last = [one for one in frames if one.filename == frames[0].filename and "site-packages" not in one.filename][-1:]
+    return "".join(f" ({Path(one.filename).name}, line {one.lineno})" for one in last)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -142,11 +142,16 @@ def model_of(job: Job, state: State) -> Tensor:
 
 
 def own_models(job: Job, state: State) -> Models:
-    """Every client's own model, where the answer is one a client: the method's for it, with its private part."""
+    """Every client's own model, where the answer is one a client: the method's for it, with its private part.
+
+    Where clients have statistics alone for themselves it is the server's model for every one.
+    """
     client_model, parts = job.algorithm.client_model, job.problem.objective.private
     has_parts, x = isinstance(parts, Parts), model_of(job, state)
 
     def model(client: int) -> Tensor | None:
+        if client_model is None and not has_parts:
+            return x
         one = np.array([client])
         if not state.store.known(one)[0]:
             return None
@@ -159,9 +164,10 @@ def own_models(job: Job, state: State) -> Models:
 
 
 def has_own_models(job: Job) -> bool:
-    """Whether the answer is a model a client: the method's, or one with a private part."""
-    has_parts = isinstance(job.problem.objective.private, Parts) and supervised(job.problem) is not None
-    return has_parts or job.algorithm.client_model is not None
+    """Whether the answer is a model a client: the method's, or one with a private part or statistics of its own."""
+    inner = supervised(job.problem)
+    has_parts = isinstance(job.problem.objective.private, Parts) and inner is not None
+    return has_parts or job.algorithm.client_model is not None or (inner is not None and inner.norm == "silo")
 
 
 def state_bytes(job: Job, rounds: int) -> int:

@@ -149,10 +149,11 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
     numbers that it tells of its own state. Where the answer is a model a client, those of
     `objectives.judging.evaluate_own`."""
     own_numbers = dict(job.algorithm.facts.numbers(state.server))
-    if has_own_models(job) and len(state.store):
+    of_clients = own_models(job, state) if has_own_models(job) else None
+    if of_clients is not None and (len(state.store) or of_clients(0) is not None):
         inner = supervised(job.problem)
         assert inner is not None
-        return evaluate_own(inner, own_models(job, state)) | own_numbers
+        return evaluate_own(inner, of_clients) | own_numbers
     metrics: dict[str, float] = {}
     models: Mapping[str, torch.Tensor] = job.algorithm.models(state.server)
     for k, (name, x) in enumerate(models.items()):

@@ -159,8 +159,12 @@ def _of_statistics(job: Job, normalises: str) -> Iterator[str]:
             f"{normalises}, and its statistics are sums of clients' activations, which privacy has no bound for; use "
             "norm=frozen, or torch.nn.GroupNorm in its place"
         )
-    if has_own_models(job):
-        yield f"{normalises}, and clients' own models have no statistics of their own; use one model for all{FROZEN}"
+    inner = supervised(job.problem)
+    if has_own_models(job) and inner is not None and inner.norm == "pooled":
+        yield (
+            f"{normalises}, and clients' own models have no statistics of their own under norm pooled; use "
+            f"norm=silo, or one model for all{FROZEN}"
+        )
     if algorithm.step.term is not None:
         yield (
             f"{normalises}, and term {algorithm.step.term.name} asks other models about the same batch; leave "

@@ -16,7 +16,7 @@ from fedconcord.execution.run.observers import Observer
 from fedconcord.execution.run.stopping import Patience, Stopping
 from fedconcord.federation.objectives import Supervised, fairness
 from fedconcord.federation.objectives.evaluation import Scores
-from fedconcord.federation.objectives.judging import client_figures, own_figures, supervised
+from fedconcord.federation.objectives.judging import at_client, client_figures, own_figures, supervised
 from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.support.errors import UserError, reason
 
@@ -67,11 +67,12 @@ class Final(Observer):
     def _save_own(self, state: State) -> None:
         if self.options.card is None:
             return
-        models = own_models(self.job, state)
+        models, inner = own_models(self.job, state), supervised(self.job.problem)
+        assert inner is not None  # `refusals`
         (self.folder / MODELS).mkdir(exist_ok=True)
         for client in range(self.job.problem.roster.n):
             if (x := models(client)) is not None:
-                tensors.write(self.folder / MODELS / f"{client}.safetensors", self.job.problem.evaluator.export(x))
+                tensors.write(self.folder / MODELS / f"{client}.safetensors", at_client(inner, client).export(x))
 
     def end(self, state: State) -> None:
         """The answer on every client."""

@@ -44,6 +44,7 @@ def pooled(problem: Problem) -> Problem:
     whole = copy.copy(problem)
     for name in ("objective", "roster"):
         whole.__dict__.pop(name, None)
+    whole.norm = "pooled" if whole.norm == "silo" else whole.norm
     whole.offsets = np.array([0, len(whole.y)], np.int64)
     whole.weigh()
     return whole
@@ -78,6 +79,18 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
 # -- every client's own --------------------------------------------------------------------------------------------
 
 
+def at_client(problem: Supervised, client: int) -> Supervised:
+    """The problem whose models normalise by statistics of this client's samples under norm silo; else as it is.
+
+    Andreux et al., Siloed federated learning for multi-centric histopathology datasets, MICCAI DART 2020.
+    """
+    if problem.norm != "silo":
+        return problem
+    one, (begin, end) = copy.copy(problem), problem.offsets[client : client + 2].tolist()
+    one.seen, one._looked = problem.x[begin:end], None
+    return one
+
+
 def own_figures(problem: Supervised, models: Models) -> Scores:
     """What `client_figures` has, every client under its own model; NaN for one that never trained. What is no mean over
     samples is of all their samples together."""
@@ -85,7 +98,7 @@ def own_figures(problem: Supervised, models: Models) -> Scores:
     table, parts = np.full((len(offsets) - 1, len(names)), np.nan), []
     for i, (a, b) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         if b > a and (x := models(i)) is not None:
-            parts.append(answers(problem, x, slice(a, b)))
+            parts.append(answers(at_client(problem, i), x, slice(a, b)))
             table[i] = figures(problem, *parts[-1])
     whole = [torch.cat(part) for part in zip(*parts, strict=True)][1:]  # outputs and truth, if any
     overall = {m.name: _value(m, *whole) for m in problem.others} if whole else {}
@@ -131,7 +144,8 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
             continue
         trained = problem.probe[torch.as_tensor(owner == i, device=problem.probe.device)]
         samples = problem.x[trained]
-        (test, outputs), (train, _) = problem.answers(x, (test_x, test_y), (samples, problem.y[trained]))
+        here = at_client(problem, i)
+        (test, outputs), (train, _) = here.answers(x, (test_x, test_y), (samples, problem.y[trained]))
         outputs = problem.in_units(outputs)
         rows.append([*(metric.value(outputs, truth) for metric in problem.metrics), means.mean(test, test_y, counts)])
         losses.append((train, problem.y[trained]))

@@ -79,7 +79,7 @@ class Supervised:
         numbers: precision.Precision = "full",
         norm: layers.Norm = "pooled",
     ) -> None:
-        self.regulariser = regulariser
+        self.regulariser, self.norm = regulariser, norm
         self.dtype, self.device, self.numbers = dtype, torch.device(device), numbers
         precision.check(numbers, dtype, self.device)
         for i, part in enumerate(parts):
@@ -88,8 +88,8 @@ class Supervised:
         self.build, self.classes, self.target, self.unit = build, data.classes, data.target, data.unit
         self.loss_of = check_loss(LOSSES[DEFAULT_LOSS[data.target]]() if loss is None else loss, data.target)
         self.metrics = tuple(metrics) or metrics_of((), data.target)
-        # whose constants no run's seed changes
-        self.plain = self._built(0).to(dtype=dtype, device=self.device)
+        self.plain = self._built(0).to(dtype=dtype, device=self.device)  # its constants are of no run's seed
+        self.seen: Inputs | None = None  # samples whose statistics normalise; None: all that clients train on
         self.replaced = layers.replaced(self.plain, norm)
         self.model = self.replaced.model
         self.layout = Layout(self.model, bases(self.model), statistics=self.replaced.statistics)
@@ -387,8 +387,8 @@ class Supervised:
         return Forward(self.model, self.layout, self.x[:2])
 
     def statistics(self, x: Tensor) -> dict[str, Tensor]:
-        """What the model x [d] normalises by where it is judged or used, of all clients' training samples."""
-        return self.forward.statistics(x, self.x, self.replaced)
+        """What the model x [d] normalises by where it is judged or used, of all clients' training samples or `seen`."""
+        return self.forward.statistics(x, self.x if self.seen is None else self.seen, self.replaced)
 
     @torch.no_grad()
     def answers(self, x: Tensor, *sets: tuple[Inputs, Tensor]) -> list[tuple[Tensor, Tensor]]:

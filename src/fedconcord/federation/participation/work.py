@@ -253,8 +253,8 @@ class Keyed(NamedTuple):
 # -- step sizes ----------------------------------------------------------------------------------------------------
 #
 # A factor on the step size is a pure function of the round's number, so that a run that is resumed, or made longer,
-# meets the same step sizes, and the server tells each client the one of its round. Steps within a round are the local
-# solver's (`local.step_decay`).
+# meets the same step sizes, and the server tells each client the one of its round. The local solver takes the same
+# functions of the step's number (`local.step_schedule`).
 
 WHAT = "schedule of step sizes"
 Rate = Callable[[int], float]

@@ -35,18 +35,18 @@ Run = Annotated[str, typer.Argument(help="Folder of a run.", metavar="RUN")]
 @app.command()
 def export(
     run: Run,
-    format: Annotated[str, option("Format of the program: torch (torch.export) or onnx. [torch]", "NAME")] = "torch",
-    out: Annotated[str | None, option("File of the program. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
+    format: Annotated[str, option("torch (torch.export), onnx, or peft, an adapter. [torch]", "NAME")] = "torch",
+    out: Annotated[str | None, option("File, or folder of peft. [RUN/model.pt2, .onnx or adapter]", "FILE")] = None,
     force: Force = False,
     client: Client = None,
     trust: Trust = False,
 ) -> None:
-    """Write the model of a run as a program that takes raw inputs."""
-    check_choice("--format", format, ("torch", "onnx"))
+    """Write the model of a run as a program that takes raw inputs, or as an adapter of the library peft."""
+    check_choice("--format", format, ("torch", "onnx", "peft"))
     from fedconcord.interface.trained import program
 
     path = program.export(Path(run), cast(program.Kind, format), out, force, client=client, trust=trust)
-    say(f"model: {path} (described in {path.name}.json)")
+    say(f"adapter: {path}" if format == "peft" else f"model: {path} (described in {path.name}.json)")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""model.json, the model that it describes, and that model as a program: `torch.export` or ONNX.
+"""model.json, the model that it describes, and that model as a program: `torch.export` or ONNX; or as an adapter.
 
 A program takes raw inputs [batch, *shape] as the data's files have them (pixels from 0 to 255), float32, or int64 for a
 model that embeds symbols. It returns class probabilities [batch, classes], those of each token [batch, L, classes], the
@@ -24,12 +24,14 @@ from fedconcord.execution.run import folder
 from fedconcord.execution.run.final_model import MODEL, MODELS
 from fedconcord.federation.models import models
 from fedconcord.federation.objectives.card import FORMAT, check
+from fedconcord.interface.trained import adapter
 from fedconcord.study.settings.objects import named
 from fedconcord.support import factories, files, imports, sums
 from fedconcord.support.errors import UserError, reason, unknown
 from fedconcord.support.readers import columns
 
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
+FORMATS = ("torch", "onnx", "peft")
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 NOISY = "torch.onnx._internal.exporter._registration"  # warns of every optional package that is not installed
 
@@ -172,8 +174,9 @@ def export(
     """Write a run's model as a program that takes raw inputs, with its description as JSON beside it.
 
     Args:
-        format: "torch" is read by `torch.export.load(FILE).module()`, "onnx" by any ONNX runtime.
-        out: the file; model.pt2 or model.onnx in the run's folder if not given. The JSON file is FILE.json.
+        format: "torch" is read by `torch.export.load(FILE).module()`, "onnx" by any ONNX runtime, "peft" by
+            `peft.PeftModel.from_pretrained`: a folder with what was added to the weights of a model `hf`.
+        out: the file; model.pt2, model.onnx or adapter in the run's folder if not given. The JSON file is FILE.json.
         force: write even the model of a run that diverged, or weights that are not finite.
         model: the model, where the run was given it as an object or by import path.
         client: whose, by name or number, where the run's answer is a model a client.
@@ -184,11 +187,13 @@ def export(
     Raises:
         UserError: the folder holds no model or a lost one, the format is unknown, or ONNX is not installed.
     """
-    if format not in SUFFIX:
-        raise UserError(f"the format must be torch or onnx, given {format!r}")
+    if format not in FORMATS:
+        raise UserError(f"the format must be torch, onnx or peft, given {format!r}")
     if format == "onnx" and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise UserError("ONNX needs the packages onnx and onnxscript; pip install 'fedconcord[onnx]', or export torch")
     trained = load(Path(run), force, model, client, trust)
+    if format == "peft":
+        return adapter.write(Path(out or Path(run) / "adapter"), trained.program.model, trained.card)
     path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part{SUFFIX[format]}")
@@ -203,7 +208,7 @@ def export(
     return path
 
 
-Kind = Literal["torch", "onnx"]
+Kind = Literal["torch", "onnx", "peft"]
 MEANING = {
     "class": "float32 [batch, outputs], the probability of each class",
     "number": "float64 [batch, outputs], the numbers",

@@ -7,10 +7,10 @@ of ||D||^2 over its steps; all clients' duals move, absent clients' too, by a co
     u_i <- u_i + rho (y_i - mean),   u <- u + rho (mean - x),
     G^2 <- G^2 + eps mean_A s_i,   h <- h exp(-a cos(g, u)), held to [0.02, 1],   eta = h L / G,
     rho = max(c / K, r) / eta,   x <- mean + u / rho,
-with mean = mean_A y_i, g what the mean move says of the round's mean gradient and u as it was; a is 0.1 where that
-lengthens steps and 0.3 where it shortens them. In round 0 rho = 0, every client takes L over the length of its first D
-for eta, G^2 becomes mean_A s_i, and its moves already give duals: u_i and u as above with the rho that follows. The
-answer is 0.3 answer + 0.7 mean.
+with mean = mean_A y_i, K = mean_A K_i, g what the mean move says of the round's mean gradient and u as it was; a is
+0.1 where that lengthens steps and 0.3 where it shortens them. In round 0 rho = 0, every client takes L over the length
+of its first D for eta, G^2 becomes mean_A s_i, and its moves already give duals: u_i and u as above with the rho that
+follows. The answer is 0.3 answer + 0.7 mean.
 
 Where clients keep nothing (duals common) u_i is 0: a heavy ball over normalised steps, which is not exact.
 
@@ -56,9 +56,8 @@ from fedconcord.support.parameters import about
 
 LENGTH, LONGEST = 0.7, 0.8 / 0.7  # L, and b, the longest step over it
 EPS, C, R = 0.02, 0.07, 0.01
-GROW, SHRINK = 0.1, 0.3  # a
-LEAST = 0.02  # and h at least that, at most 1
-FRESH, KEPT = 0.2, 0.3  # weight of the newest mean work in K, of the last answer in the answer
+GROW, SHRINK, LEAST = 0.1, 0.3, 0.02  # a where steps grow and shrink, and the least h
+KEPT = 0.3  # weight of the last answer in the answer
 
 
 class Server(NamedTuple):
@@ -67,7 +66,6 @@ class Server(NamedTuple):
     mean: Tensor  # [d] the last cohort's mean model
     answer: Tensor  # [d]
     square: Tensor  # [] G^2; 0 before round 0
-    steps: Tensor  # [] K
     rho: Tensor  # [] the next round's
     first: Tensor  # [] and its step size; 0: clients find their own
     factor: Tensor  # [] h
@@ -89,23 +87,9 @@ class Message(NamedTuple):
     square: Tensor  # [] mean of ||D||^2 over its steps
 
 
-class Settled(NamedTuple):
-    shift: Tensor  # [d] what the cohort's own duals have in common
-    unit: Tensor  # [] 1; after round 0, whose rows hold moves, rho
-
-
 Duals = Annotated[
-    Literal["own", "common"],
-    about(
-        "own: every client keeps its own dual variable; common: clients keep nothing, and the skew of "
-        "their data is not corrected"
-    ),
+    Literal["own", "common"], about("own: clients keep dual variables; common: they keep nothing, and skew stays")
 ]
-
-
-def unit(rho: Tensor) -> Tensor:
-    """What a move counts in a row: rho; 1 while there is none."""
-    return torch.where(rho > 0, rho, 1.0)
 
 
 def longer(server: Server, move: Tensor, steps: Tensor) -> Tensor:
@@ -125,7 +109,7 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
 
     def init(x: Tensor, population: Population) -> Server:
         zero, one = x.new_zeros(()), x.new_ones(())
-        return Server(x, torch.zeros_like(x), x, x, square=zero, steps=zero, rho=zero, first=zero, factor=one)
+        return Server(x, torch.zeros_like(x), x, x, square=zero, rho=zero, first=zero, factor=one)
 
     def start(down: Down, row: Row | tuple[()], client: Client) -> Local:
         dual = down.dual + row.dual if isinstance(row, Row) else down.dual
@@ -134,26 +118,25 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
     def finish(down: Down, row: Row | tuple[()], done: Done, client: Client) -> tuple[Message, Row | tuple[()]]:
         assert done.power is not None
         move = done.x - down.x
-        return Message(move, done.power), Row(row.dual + unit(down.rho) * move) if isinstance(row, Row) else row
+        gain = down.rho + (down.rho == 0)  # a row of round 0 is a move, until its rho is known
+        return Message(move, done.power), Row(row.dual + gain * move) if isinstance(row, Row) else row
 
     def update(server: Server, total: Message, cohort: Cohort) -> Server:
         begun, power = server.square > 0, total.square.reshape(())  # [1] where clients are stacked
         mean = server.x + total.move
         square = torch.where(begun, server.square + EPS * power, power)
-        steps = torch.where(begun, (1 - FRESH) * server.steps + FRESH * cohort.mean_steps, cohort.mean_steps)
-        factor = torch.where(begun, server.factor * longer(server, total.move, cohort.mean_steps), server.factor)
-        factor = factor.clamp(LEAST, 1)
+        factor = torch.where(begun, server.factor * longer(server, total.move, cohort.mean_steps), 1.0).clamp(LEAST, 1)
         first = torch.where(square > 0, factor * LENGTH / square.sqrt(), 0.0)
-        rho = torch.where(square > 0, torch.maximum(C / steps, steps.new_tensor(R)) / first, 0.0)
+        rho = torch.where(square > 0, max(C / cohort.mean_steps, R) / first, 0.0)
         dual = server.dual + torch.where(begun, server.rho, rho) * total.move
         x = mean + torch.where(rho > 0, dual / rho, 0.0)
         answer = torch.where(begun, KEPT * server.answer + (1 - KEPT) * mean, mean)
-        return Server(x, dual, mean, answer, square, steps, rho, first, factor)
+        return Server(x, dual, mean, answer, square, rho, first, factor)
 
-    def send(down: Down, server: Server) -> Settled:
-        return Settled(unit(down.rho) * (server.mean - down.x), torch.where(down.rho > 0, 1.0, server.rho))
+    def send(down: Down, server: Server) -> tuple[Tensor, Tensor]:
+        return (down.rho + (down.rho == 0)) * (server.mean - down.x), torch.where(down.rho > 0, 1.0, server.rho)
 
-    shift = Settle(send=send, row=lambda sent, row: Row(sent.unit * (row.dual - sent.shift)))
+    shift = Settle(send=send, row=lambda sent, row: Row(sent[1] * (row.dual - sent[0])))  # after round 0 rows are moves
     return Algorithm(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),

@@ -9,6 +9,7 @@
             optimiser.step()
 
 `correct` makes of the gradients what the method makes of them, its control variates, dual variables and pulls added.
+A step of such a training, step(model, batch, state) -> loss, is made one by `wrappers.code.training`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from fedconcord.method.contract.pieces import (
 from fedconcord.method.contract.wide import HasWide
 from fedconcord.method.step import sizes
 from fedconcord.method.step.noise import with_noise
-from fedconcord.method.step.sizes import Fixed, StepSize
+from fedconcord.method.step.sizes import StepSize
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.step.walk import Chain, Walked, response
 from fedconcord.support.errors import UserError
@@ -121,7 +121,7 @@ class Assignment(NamedTuple):
         if solver.clip_direction is not None and solver.clip_form == "released":
             pieces = _in_released_order(pieces, solver.clip_direction)
         if self.rule is None:
-            size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
+            size: StepSize = solver.sizes(lr * local.lr_scale)
         else:
             x = local.x.expand(len(steps), -1)
             most = int(steps.max(initial=0)) if self.uses_normaliser else None

@@ -71,7 +71,7 @@ def _fused(accumulate: Accumulate, chain: Chain, batches: Samples, steps: np.nda
         if above is not None:
             accumulate(above[here], 0.0, 1.0, xs, samples, weight)
             at = ascent(xs, above[here], sam.radius, out=above[here])
-        eta = size.eta * size.decay**k if isinstance(size, Fixed) else 1.0
+        eta = size.at(k) if isinstance(size, Fixed) else 1.0
         if whole is not None:
             into, beta, rate = whole.begin(xs, here)
         elif buffer is not None and momentum is not None:

@@ -29,7 +29,9 @@ and changes only the fields that it names in `moves`, in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import torch
@@ -38,6 +40,7 @@ from torch import Tensor
 
 from fedconcord.method.contract import Rule
 from fedconcord.method.contract.pieces import At
+from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 
 # -- what users name ---------------------------------------------------------------------------------------------------
@@ -86,14 +89,42 @@ RULES: dict[str, Callable[..., Rule]] = by_name(auto, delta, dog, normed)
 # -- the sizes of a round ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ByStep:
+    """A factor > 0 on the step size for each step of a round, from 0; two are one by what they are called."""
+
+    name: str
+    of: Callable[[int], float] = field(repr=False, compare=False)
+
+    def __call__(self, k: int) -> float:
+        """The factor of step k.
+
+        Raises:
+            UserError: a function of one's own gives no number > 0.
+        """
+        value = self.of(k)
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise UserError(f"local.step_schedule {self.name} is {value!r} at step {k}; let it give a number > 0")
+        return float(value)
+
+
 class Fixed(NamedTuple):
-    """eta decay^k: the round's step size, and the local solver's `step_decay`."""
+    """eta decay^k times the schedule's factor: the round's step size, and the local solver's factors of steps."""
 
     eta: float
     decay: float = 1.0
+    schedule: ByStep | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        return self.decay == 1.0 and self.schedule is None
+
+    def at(self, k: int) -> float:
+        size = self.eta * self.decay**k
+        return size if self.schedule is None else size * self.schedule(k)
 
     def size(self, v: Tensor, at: At) -> float:
-        return self.eta * self.decay**at.k
+        return self.at(at.k)
 
 
 class Recorded(NamedTuple):

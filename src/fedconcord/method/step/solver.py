@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from fedconcord.method.contract import Algorithm, Oracle, Rule
+from fedconcord.method.step.sizes import ByStep, Fixed
 from fedconcord.support.factories import by_name
 
 
@@ -37,6 +38,11 @@ class Solver(NamedTuple):
     clip_direction: float | None = None  # largest l2 norm of the direction
     clip_form: Literal["whole", "released"] = "whole"  # of what clip_direction cuts
     pace: Rule | None = None  # what finds the step sizes; None: they are the round's
+    step_schedule: ByStep | None = None  # a factor more on eta_k, of any form
+
+    def sizes(self, eta: float = 1.0) -> Fixed:
+        """The step sizes of a round, where no rule finds them."""
+        return Fixed(eta, self.step_decay, self.step_schedule)
 
 
 # -- the gradient oracles by name: which gradient of f_i a local step uses ---------------------------------------------
@@ -97,8 +103,8 @@ def _optimiser_reasons(solver: Solver, algorithm: Algorithm, is_proximal: bool) 
     if step.code is not None:
         if (step.oracle or solver.oracle).kind != "minibatch" or step.blocks or algorithm.phases.prelude is not None:
             yield f"the method or local.oracle takes gradients of its own, which {name} does not; leave local.code out"
-        if solver.tolerance is not None or solver.step_decay != 1.0:
-            yield f"{name} ends and sizes its steps itself; leave local.tolerance and local.step_decay out"
+        if solver.tolerance is not None or not solver.sizes().is_constant:
+            yield f"{name} ends and sizes its steps itself; leave local.tolerance, step_decay and step_schedule out"
     if solver.kind == "lbfgs" or step.hessian_at is not None or step.fixed:
         yield f"the method or local.solver prescribes the local steps, and so does {name}; leave {key} out"
     if solver.momentum:
@@ -147,8 +153,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
         yield "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
     if is_lbfgs and needs.normaliser:
         yield "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
-    if is_lbfgs and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
-        yield "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
+    if is_lbfgs and (solver.momentum or solver.clip is not None or not solver.sizes().is_constant):
+        yield "L-BFGS chooses its own steps; leave local momentum, clip, step_decay and step_schedule at their defaults"
     if is_lbfgs and is_proximal:
         yield "L-BFGS minimises smooth objectives, and this one has a regulariser; use local SGD"
     if solver.tolerance is not None and is_proximal:
@@ -170,8 +176,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
         yield f"L-BFGS chooses its own steps, and so does a rule of step sizes; {advice}, or local.solver sgd"
     if solver.momentum:
         yield f"a rule of step sizes looks at directions, which momentum mixes; set local.momentum 0, or {advice}"
-    if solver.step_decay != 1.0:
-        yield f"a rule of step sizes chooses every step's; leave local.step_decay at 1, or {advice}"
+    if not solver.sizes().is_constant:
+        yield f"a rule of step sizes chooses every step's; leave local.step_decay at 1, no step_schedule, or {advice}"
     if solver.clip_direction is not None and solver.clip_form == "released":
         yield f"local.clip_form released clips a part of what a rule of step sizes looks at; use whole, or {advice}"
     if is_proximal:

@@ -19,6 +19,7 @@ from fedconcord.method.algorithms import family
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm, Oracle, Problem
 from fedconcord.method.step.graphs import Graphs
+from fedconcord.method.step.sizes import ByStep
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.code import with_code
 from fedconcord.method.wrappers.factors import FactorRule, with_factors
@@ -31,7 +32,7 @@ from fedconcord.method.wrappers.tables import with_table
 from fedconcord.method.wrappers.terms import feature_form, with_term
 from fedconcord.method.wrappers.uploads import with_uploads
 from fedconcord.study.settings.methods import baseline
-from fedconcord.study.settings.parts import batch_of, method_of, most_work, part, work_of
+from fedconcord.study.settings.parts import PARTS, batch_of, method_of, most_work, part, work_of
 from fedconcord.study.settings.privacy import of_persons, protected, refuse_data, rows_note
 from fedconcord.study.settings.problem import device_of, problem_of
 from fedconcord.study.settings.settings import Config
@@ -66,7 +67,7 @@ def with_parts(
 
 def build(config: Config) -> Job:
     """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
-    local = config.local
+    local, factors = config.local, config.local.step_schedule
     unit: Literal["epochs", "steps", "seconds"] = (
         "steps" if local.steps is not None else "seconds" if local.seconds is not None else "epochs"
     )
@@ -136,10 +137,11 @@ def build(config: Config) -> Job:
             clock=None if config.clock is None else part("clock", config.clock),
         ),
         solver=Solver(  # what is no thing of a registry has one name in both
-            **{name: value for name, value in local if name in Solver._fields and name != "oracle"},
+            **{name: value for name, value in local if name in Solver._fields and f"local.{name}" not in PARTS},
             oracle=oracle,
             kind=local.solver,
             pace=part("local.lr", local.lr) if isinstance(local.lr, str) else None,
+            step_schedule=None if factors is None else ByStep(factors, part("local.step_schedule", factors)),
         ),
         engine=engine_of(config),
         storage=Storage(config.engine.store, config.engine.rows),

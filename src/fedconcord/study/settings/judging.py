@@ -83,7 +83,7 @@ def has_own_models(config: Config, methods: Sequence[str]) -> bool:
     """Whether one of the methods answers with a model a client."""
     calls = [read_method(text) for text in methods]
     has_parts = (more.get("local.private", config.local.private) is not None for _, more in calls)
-    return any(has_parts) or any(call().client_model is not None for call, _ in calls)
+    return config.norm == "silo" or any(has_parts) or any(call().client_model is not None for call, _ in calls)
 
 
 class Judged(NamedTuple):

@@ -131,7 +131,8 @@ def check_local(local: LocalSettings) -> LocalSettings:
     lr = canonical("local.lr", local.lr) if isinstance(local.lr, str) else local.lr
     size = local.batch_size
     batch = size if isinstance(size, int) else str(call_of("local.batch_size", size))
-    texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in ("oracle", "optimiser", "term")}
+    keys = ("oracle", "optimiser", "term", "step_schedule")
+    texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in keys}
     return local.model_copy(update={"lr": lr, "batch_size": batch, **texts})
 
 

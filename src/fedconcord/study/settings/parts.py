@@ -78,6 +78,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "adapters": Registry("adapters", ADAPTERS, "adapters"),
     "loss": Registry("loss", losses(), "losses"),
     "local.batch_size": Registry("batches", BATCHES, "batches"),
+    "local.step_schedule": Registry(WHAT, rates(), "lr_schedule"),
     "local.lr": Registry("rule of step sizes", RULES, "lr"),
     "local.optimiser": Registry("local optimiser", OPTIMISERS, "optimisers"),
     "local.code": Registry("client code", codes(), "optimisers"),

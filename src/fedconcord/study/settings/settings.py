@@ -72,7 +72,7 @@ class LocalSettings(BaseModel):
     )
     """what turns the direction of a local step into a move; if none, the move is the direction times the step size"""
     code: str | None = key(None, "a function package.module:name (model, batches, visit)", stage="job")
-    """your own local training in torch, in place of the local steps; if none, clients take local steps"""
+    """your own local training in torch, or one step of it, in place of local steps; if none, there are local steps"""
     private: str | None = key(
         None, "a pattern of names such as head.*", stage="job", name="local_private", metavar="PATTERN"
     )
@@ -97,6 +97,8 @@ class LocalSettings(BaseModel):
     """how a client minimises: sgd takes gradient steps, lbfgs runs L-BFGS on its full objective"""
     step_decay: Fraction = 1.0
     """factor by which the local step size is multiplied after every step of a round"""
+    step_schedule: str | None = key(None, "a schedule such as cosine(50) or constant(warmup=5)")
+    """the factor on the local step size in each step of a round, an lr_schedule that counts steps; if none, 1"""
     tolerance: Positive | None = None
     """squared norm of its local problem's gradient at which a client stops early; if none, no client does"""
 
@@ -111,11 +113,9 @@ class EngineSettings(BaseModel):
     chunk: Count | Literal["auto"] = "auto"
     """number of clients in one batch of the stacked engine"""
     workers: Count | Literal["auto"] = "auto"
-    """number of batches of clients that are computed at the same time where the model has a kernel; auto decides by
-    counted work"""
+    """number of batches of clients at the same time, where the model has a kernel; auto decides by counted work"""
     kernel: Literal["auto", "torch", "compiled"] = "auto"
-    """what computes local steps: torch, or compiled, where numba computes all steps of a client in one call (for fully
-    connected networks); auto decides by counted work"""
+    """local steps by torch, or compiled by numba (fully connected networks alone); auto decides by counted work"""
     device: Literal["auto", "cpu", "cuda"] = key("cpu", stage="run")
     """device that computes"""
     dtype: Literal["float32", "float64"] = key("float32", stage="job")
@@ -318,8 +318,8 @@ class Config(BaseModel):
     """the model to train, or package.module:factory for a model of your own"""
     adapters: str | None = key(None, "adapters such as lora(where='query|value')", stage="job")
     """low-rank adapters, trained in place of the model's weights, which stay as they start; if none, weights train"""
-    norm: Literal["pooled", "frozen"] = key("pooled", stage="job")
-    """batch normalisation: by the batch in local steps and by all samples elsewhere (pooled), or as saved (frozen)"""
+    norm: Literal["pooled", "frozen", "silo"] = key("pooled", stage="job")
+    """batch normalisation: by the batch, and in judging by all samples (pooled) or the client's (silo); or frozen"""
     loss: str | None = key(None, "a loss such as huber(1.0)", stage="job")
     """the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the kind
     of target"""

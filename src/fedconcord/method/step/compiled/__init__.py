@@ -205,7 +205,7 @@ def _sizes(
     elif isinstance(size, Normed):
         reach, growth = size.length, size.bound
     return {
-        "eta": (fixed.eta * fixed.decay ** np.arange(most)).astype(kind),
+        "eta": np.array([fixed.at(k) for k in range(most)], kind),
         "rule": rules[type(size)],
         "reach": kind(reach),
         "growth": kind(growth),
