@@ -41,7 +41,7 @@ def export(
     client: Client = None,
     trust: Trust = False,
 ) -> None:
-    """Write the model of a run as a program that takes raw inputs, or as an adapter of the library peft."""
+    """Write the model of a run as a program, or as an adapter."""
     check_choice("--format", format, ("torch", "onnx", "peft"))
     from fedconcord.interface.trained import program
 
