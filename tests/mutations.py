@@ -587,6 +587,14 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("../fedconcord_sites/problem.py", "self.counts[:, 0].astype", "self.samples[:, 0].astype"),),
         ("tests/sites/test_deploy_tokens.py", "-k", "serial and gradients"),
     ),
+    "sites: an own model of a reply that never counted": Mutation(
+        (Edit("../fedconcord_sites/own.py", "reply == [pending, fingerprint]", "pending >= 0"),),
+        ("tests/sites/test_deploy_own.py", "-k", "lost"),
+    ),
+    "sites: an own model of whatever reply the server names": Mutation(
+        (Edit("../fedconcord_sites/own.py", "state is None or last < 0 or reply[0] != last", "state is None"),),
+        ("tests/sites/test_deploy_own.py", "-k", "chooses"),
+    ),
     "the cost of a job is that of its largest rank": Mutation(
         (
             Edit(

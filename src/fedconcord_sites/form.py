@@ -138,9 +138,12 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     if why is not None:
         raise UserError(f"{config.label}: {why}")
     inner = supervised(job.problem)
-    if inner is None or has_own_models(job):
+    if inner is None:
+        raise UserError(f"{config.label}: sites judge models of labelled samples, and this job has none such")
+    if has_own_models(job) and job.algorithm.phases.communicates is not None:
         raise UserError(
-            f"{config.label}: sites judge one model for all of them, on labelled samples, and this job has none such"
+            f"{config.label}: sites hear of rounds without messages with their next orders, so that their own models "
+            "would be judged before they have moved; use another method, or one model for all"
         )
     if inner.replaced.normalises:
         raise UserError(
@@ -252,6 +255,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the number type": f"{config.engine.dtype}, precision {config.engine.precision}",
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
+        **({} if config.local.private is None else {"the private part of the model": config.local.private}),
         "the secure sums": "none" if config.secure.clip is None else f"{config.secure} of {config.cohort}",
         **({} if inner.layout.digest is None else {"the frozen part of the model": inner.layout.digest}),
         "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",

@@ -248,7 +248,8 @@ def _question(frame: Frame, data: bytes) -> str:
     if frame.kind not in ("loss", *JUDGING):
         return hashlib.sha256(data).hexdigest()[:32]
     number = 0 if frame.kind in ("judge", "loss") else frame.round
-    return hashlib.sha256(codec.write(Frame("", "", number, 0, {}, frame.tensors))).hexdigest()[:32]
+    reply = {name: frame.fields[name] for name in ("counted",) if name in frame.fields}  # of which own model it is
+    return hashlib.sha256(codec.write(Frame("", "", number, 0, reply, frame.tensors))).hexdigest()[:32]
 
 
 def _target(frame: Frame) -> str | None:

@@ -7,8 +7,8 @@ the figures: a total whose counts are not those of its sites is no total, as whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -74,13 +74,13 @@ class Jury(NamedTuple):
     store: RemoteStore
 
     def ask(
-        self, number: int, sites: Sequence[int], model: Mapping[str, Tensor], form: Figures
+        self, number: int, fields: Mapping[int, Mapping[str, Any]], model: Mapping[str, Tensor], form: Figures
     ) -> tuple[list[int], Figures] | str:
         """Whose figures are in a total and that, or why there is none.
 
         Args:
             number: of the sum, above those of all before.
-            sites: who is asked.
+            fields: who is asked, and what each is told beside the model.
             model: as the tensors of a message.
             form: of a site's figures.
         """
@@ -90,10 +90,10 @@ class Jury(NamedTuple):
             senders[:] = sorted(replies)
             return list(senders)
 
-        pact = self.secure.meet(half, number, PART, sites, remaining)
+        pact = self.secure.meet(half, number, PART, [*fields], remaining)
         if isinstance(pact, str):
             return pact
-        frames = {i: half.frame("judge", number, i, {}, model) for i in pact.among}
+        frames = {i: half.frame("judge", number, i, fields[i], model) for i in pact.among}
         requests = {i: Request(frame, "judged", "", ()) for i, frame in frames.items()}
         covered = self.secure.covered(pact, requests, form)
         replies = half.answers(covered)

@@ -6,7 +6,8 @@ ledger.txt, a line an answer: what was asked and what left the site; and a folde
 
 setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
 ready.json         what the site made of it: the job in words, and how many samples it has
-row.safetensors    the client's rows; never sent
+row.safetensors    the client's rows, its private part of the model among them; never sent
+own                its own model, where it has one: a folder that `predict` takes; never sent
 secrets.json       keys, seeds and shares of a secure sum, until it is opened; judging.json of one of figures
 once.frame         the last message with noise of the site's own, which is sent again and not made again
 asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 import fedconcord
-from fedconcord.execution.job import Job, population_of
+from fedconcord.execution.job import Job, has_own_models, population_of
 from fedconcord.execution.job.job import template
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.client import RemoteClient
@@ -37,15 +38,17 @@ from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.data.federated import Means, Samples, SiteFile, SiteSums
 from fedconcord.federation.data.preprocess import mean_of
 from fedconcord.federation.objectives import Regularised
+from fedconcord.federation.objectives.card import card
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.objectives.fits import check_fit, check_samples
+from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Objective, Roster, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.study.settings.problem import divided
 from fedconcord.study.settings.resolve import resolve_run
-from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private, weighing
@@ -63,6 +66,7 @@ from fedconcord_sites.form import (
 from fedconcord_sites.gate import JUDGING, Gate
 from fedconcord_sites.judging import Figures, count, figures
 from fedconcord_sites.ledger import NAME, Ledger
+from fedconcord_sites.own import Own
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.private import Once
 from fedconcord_sites.shelf import FileShelf
@@ -92,6 +96,7 @@ class _Opened(NamedTuple):
     once: Once | None  # of messages with noise of the site's own
     roster: Roster | None  # of all sites, where they weigh each other
     jury: Member | None  # its part in sums of figures, where those of single sites are not to be seen
+    personal: Own | None  # its own model, where the answer is one a client
 
 
 class Site:
@@ -161,7 +166,7 @@ class Site:
         before: Mapping[str, Callable[[Frame], Frame]] = {
             "hello": self._hello,
             "sums": self._sums,
-            "squares": self._squares,
+            "squares": self._sums,
         }
         try:
             self.gate.admit(frame, data, self.given)
@@ -197,14 +202,8 @@ class Site:
         return frame._replace(kind="here", fields=fields, tensors={})
 
     def _sums(self, frame: Frame) -> Frame:
-        """Sums over the site's training samples."""
-        return self._message(frame, squares=False)
-
-    def _squares(self, frame: Frame) -> Frame:
-        """Squared deviations from the site's own means: from others they would be other questions."""
-        return self._message(frame, squares=True)
-
-    def _message(self, frame: Frame, squares: bool) -> Frame:
+        """Sums over the site's training samples, or then squared deviations from its own means: from others they would
+        be other questions."""
         fields, file = frame.fields, self._file()
         overall, digits, words = bounds.told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
         self.gate.admit_columns(file, digits, words, self.given)
@@ -214,7 +213,7 @@ class Site:
 
         totals = sums_of(None)
         self.gate.release(totals, digits)
-        if squares:
+        if frame.kind == "squares":
             totals = sums_of(Means(*(np.nan_to_num(mean_of(part)) for part in (totals.columns, totals.target))))
         arrays = {"columns": totals.columns, "target": totals.target}
         tensors = {
@@ -288,6 +287,8 @@ class Site:
         objective: Objective = problem.objective
         if isinstance(job.problem, Regularised):
             objective = Regularised(problem, job.problem.regulariser).objective
+        elif isinstance(job.problem, PrivateParts):
+            objective = job.problem.of(objective)
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
         roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
@@ -302,7 +303,9 @@ class Site:
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
-        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster, jury)
+        about_model = card(inner, config.model or DEFAULT_MODEL)
+        personal = Own(job, shelf, self.folder / frame.method / "own", about_model) if has_own_models(job) else None
+        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster, jury, personal)
 
     def _members(self, frame: Frame, config: Config, job: Job, roster: Roster) -> tuple[Member, Member]:
         """The site's part in secure sums, of rounds and of figures."""
@@ -359,7 +362,8 @@ class Site:
     def _figures(self, opened: _Opened, frame: Frame) -> Figures:
         messages, addition = opened.client.forms, opened.job.algorithm.step.addition
         like = messages.x if addition is None else torch.cat([messages.x, addition(messages.down)])
-        x = codec.unpack("x", frame, like, opened.client.objective.device)
+        x: Tensor = codec.unpack("x", frame, like, opened.client.objective.device)
+        x = x if opened.personal is None else opened.personal.judged(frame, x)
         return figures(model_of(opened.job), x, opened.test, opened.train)
 
     # -- the site's own --------------------------------------------------------------------------------------------
@@ -373,7 +377,7 @@ class Site:
         """This client's part of data that the job names: of the training samples the partition's, of the test samples
         every `clients`-th."""
         values = {key: value for key, value in self.source.values.items() if key != "cohort"} | {"clients": clients}
-        config = resolve_run(replace(self.source, values=values, origin=_origin(values)))
+        config = resolve_run(replace(self.source, values=values, origin=dict.fromkeys(values, "the job's settings")))
         dataset, parts = divided(config)
         if not 0 <= client < len(parts) == clients:
             raise FrameError(f"client {client} of {clients}, where {config.data} has {len(parts)}")
@@ -391,7 +395,3 @@ def _sites(frame: Frame) -> list[str]:
 def versions() -> dict[str, str]:
     """What both ends compare."""
     return {"fedconcord": fedconcord.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def _origin(values: Mapping[str, Any]) -> dict[str, str]:
-    return dict.fromkeys(values, "the job's settings")

@@ -39,7 +39,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # what became of each order without rounds, from which the simulation comes to the same model: 50 lines
     # classes of tokens: what a site says of them, and how much its samples count, in sums and in weights, bounded by
     # its rows: 94
-    "fedconcord_sites": Wing(4135, 2800),
+    # models of a site's own: judged under the reply that counted, and kept as a folder that predicts: 70 lines of a
+    # file, 45 of who is asked and told what: 117
+    "fedconcord_sites": Wing(4252, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
