@@ -145,10 +145,15 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
             f"{config.label}: sites hear of rounds without messages with their next orders, so that their own models "
             "would be judged before they have moved; use another method, or one model for all"
         )
-    if inner.replaced.normalises:
+    without = {  # sums for the statistics of layers that normalise by all clients' samples
+        "privacy.clip covers no sums of a site's rows": config.privacy.clip is not None,
+        "a site's own model has none": has_own_models(job),
+        "without rounds (clock) those at work would be missing in them": config.clock is not None,
+    }
+    if inner.replaced.normalises and (why := next((why for why, is_so in without.items() if is_so), None)):
         raise UserError(
-            f"{config.label}: layer {inner.replaced.normalises[0]!r} normalises by statistics of all clients' samples, "
-            "and sites send no sums for them; use norm=frozen, or torch.nn.GroupNorm in its place"
+            f"{config.label}: layer {inner.replaced.normalises[0]!r} normalises by statistics of all sites' rows, and "
+            f"{why}; use norm=frozen, or torch.nn.GroupNorm in its place"
         )
     check_summed(inner.metrics)
     _check_secure(config, job)

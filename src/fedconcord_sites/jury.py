@@ -21,7 +21,7 @@ from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.terms import STEPS, Scale, Terms
 from fedconcord.support.errors import UserError
 from fedconcord_sites.gate import PREFIX
-from fedconcord_sites.judging import Figures
+from fedconcord_sites.judging import Figures, LayerSums, Sent
 
 PART = 2  # of what they are signed as, beside the two phases of a round
 CLIP = 2.0**34
@@ -36,7 +36,7 @@ def terms_of_figures(terms: Terms) -> Terms:
 # -- at a site ---------------------------------------------------------------------------------------------------------
 
 
-def answer(member: Member, frame: Frame, measure: Callable[[], Figures]) -> Frame:
+def answer(member: Member, frame: Frame, measure: Callable[[], Figures | LayerSums]) -> Frame:
     """A site's answer to a message of such a sum.
 
     Args:
@@ -74,8 +74,8 @@ class Jury(NamedTuple):
     store: RemoteStore
 
     def ask(
-        self, number: int, fields: Mapping[int, Mapping[str, Any]], model: Mapping[str, Tensor], form: Figures
-    ) -> tuple[list[int], Figures] | str:
+        self, number: int, fields: Mapping[int, Mapping[str, Any]], model: Mapping[str, Tensor], form: Sent
+    ) -> tuple[list[int], Sent] | str:
         """Whose figures are in a total and that, or why there is none.
 
         Args:

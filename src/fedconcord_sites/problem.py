@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -15,19 +15,21 @@ from fedconcord.execution.job import Job, has_own_models
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import FrameError
 from fedconcord.execution.messages.server import NOT_FINITE
+from fedconcord.federation.layers import Measured
 from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Scores
 from fedconcord.method.contract import Objective, Parts, UnmeasuredError, roster_of, tree_sum
 from fedconcord.study.runs.events import Event
 from fedconcord.support.errors import UserError
 from fedconcord_sites.form import model_of
-from fedconcord_sites.judging import Figures, form_of, of_site, pooled
+from fedconcord_sites.judging import Figures, Sent, form_of, forms_of_layers, of_site, pooled, statistics_of
 from fedconcord_sites.site_link import SiteLink
 
 if TYPE_CHECKING:
     from fedconcord.execution.messages.store import RemoteStore
     from fedconcord_sites.jury import Jury
 
+Whom = Mapping[int, Mapping[str, Any]]
 TRIES = 3  # exchanges of an evaluation until somebody answers
 
 
@@ -42,9 +44,11 @@ class Deployed:
     Attributes:
         jury: asks for figures where only their sum is to be seen; none is known by site then.
         store: what the server keeps between rounds.
+        at: the last model [d] whose layers have statistics of the sites' samples.
     """
 
     jury: Jury | None = None
+    at: Tensor | None = None
     store: RemoteStore | None = None
 
     def __init__(
@@ -69,7 +73,12 @@ class Deployed:
         return self.problem.init(seed)
 
     def export(self, x: Tensor) -> Mapping[str, Tensor]:
-        """The model x [d] as named tensors; a private part is that which all sites began with."""
+        """The model x [d] as named tensors; a private part is that which all sites began with. With layers that
+        normalise by sites' samples it is the model that was judged last, with its statistics."""
+        if self.shell.replaced.normalises:
+            if self.at is None:  # of a run that was over
+                self._measured(x)
+            x = x if self.at is None else self.at
         return self.problem.evaluator.export(x)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -83,20 +92,50 @@ class Deployed:
                 are at work.
         """
         self.last = {}
-        total = self._sum(codec.pack("x", x), form_of(self.shell)) if bool(torch.isfinite(x).all()) else None
+        measured = self._measured(x) if bool(torch.isfinite(x).all()) else None
+        total = None if measured is None else self._sum(_model(x, measured), form_of(self.shell), self.counts[:, ::-1])
         if total is None:
+            self.last = {}
             names = [f"test_{metric.name}" for metric in self.shell.metrics]
             return dict.fromkeys([*names, "test_loss", "train_loss"], math.nan)
         return pooled(self.shell, total)
 
-    def _sum(self, model: Mapping[str, Tensor], like: Figures) -> Figures | None:
-        """What figures of this form come to over the sites that answer; None where no site has finite ones.
+    def _measured(self, x: Tensor) -> dict[str, Measured] | None:
+        """What the layers of the model x [d] normalise by, over the training samples of the sites that answer: an
+        exchange a layer, as each gets what those before it make; None where no site has finite sums.
+
+        Raises:
+            As `evaluate`.
+        """
+        measured: dict[str, Measured] = {}
+        for k, (name, form) in enumerate(forms_of_layers(self.shell).items()):
+            total = self._sum(_model(x, measured), form, self.samples[:, :1] * form.counts.numpy(), k)
+            if total is None:
+                return None
+            measured[name] = statistics_of(self.shell, total)
+        if measured:
+            self.at = x.clone()
+            self.shell.forward.take(x, self.shell.x, self.shell.replaced, measured)
+        return measured
+
+    def _sum(
+        self, model: Mapping[str, Tensor], like: Sent, counts: np.ndarray, layer: int | None = None
+    ) -> Sent | None:
+        """What sums of this form come to over the sites that answer; None where no site has finite ones.
+
+        Args:
+            counts: that each site's have.
+            layer: whose sums they are; None: figures.
 
         Raises:
             As `evaluate`.
         """
         for _ in range(TRIES):
-            total = self._apart(model, like) if self.jury is None else self._together(self.jury, model, like)
+            whom = {i: one if layer is None else {**one, "layer": layer} for i, one in self._whom().items()}
+            if self.jury is None:
+                total = self._apart(whom, model, like, counts)
+            else:
+                total = self._together(self.jury, whom, model, like, counts)
             if not isinstance(total, str):
                 return total
             if total == NOT_FINITE:
@@ -122,36 +161,39 @@ class Deployed:
         """Who is not left out."""
         return [i for i in range(self.roster.n) if self.link.records[i].left_out is None]
 
-    def _apart(self, model: Mapping[str, Tensor], like: Figures) -> Figures | str:
+    def _apart(self, whom: Whom, model: Mapping[str, Tensor], like: Sent, counts: np.ndarray) -> Sent | str:
         """The sum of what each site says, or why there is none; nothing where it may be asked again."""
-        link, whom = self.link, self._whom()
+        link = self.link
+        answers: dict[int, Any] = {}
         missing = [i for i in whom if i not in link.busy] or [*whom]  # nobody waits for who is at work
         for i, frame in link.frames("judge", "judged", {i: whom[i] for i in missing}, model).items():
             try:
-                one: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
-                if one.counts.tolist() != self.counts[i, ::-1].tolist():
+                one: Sent = codec.unpack("figures", frame, like, torch.device("cpu"))
+                if one.counts.tolist() != counts[i].tolist():
                     raise FrameError("figures of another number of samples")
             except FrameError as wrong:
                 link.refuse(i, str(wrong), "judge")
             else:
                 link.accept(i, "judge")
-                self.last[i] = one
-        if self.last:
-            total: Figures = tree_sum([*self.last.values()])
-            return total
+                answers[i] = one
+        if answers:
+            self.last = answers
+            return cast(Sent, tree_sum([*answers.values()]))
         if missing and all(link.why.get(i) == NOT_FINITE for i in missing):
             return NOT_FINITE
         if link.busy:  # the others are at work, and updates go on without who does not answer
             return "no idle site answered"
         return "no site with a model of its own answered" if len(whom) < len(self._sites) else ""
 
-    def _together(self, jury: Jury, model: Mapping[str, Tensor], like: Figures) -> Figures | str:
+    def _together(
+        self, jury: Jury, whom: Whom, model: Mapping[str, Tensor], like: Sent, counts: np.ndarray
+    ) -> Sent | str:
         """As `_apart`, where sites' figures are seen in sum alone."""
-        link, whom = self.link, self._whom()
+        link = self.link
         answer = jury.ask(link.later(), whom, model, like)
         if not isinstance(answer, str):
             ids, total = answer
-            if total.counts.tolist() == self.counts[ids, ::-1].sum(0).tolist():
+            if total.counts.tolist() == counts[ids].sum(0).tolist():
                 return total
             answer = "the sum of the sites' figures is not of their samples"
         there = [i for i in whom if link.records[i].there]
@@ -168,6 +210,11 @@ class Deployed:
         main = names[1] if len(names) > 1 else "loss"
         overall = {name: last[f"test_{name}"] for name in names[1:] if name != main and f"test_{name}" in last}
         return Scores("test", self.samples[:, 1], values, overall)
+
+
+def _model(x: Tensor, measured: Mapping[str, Measured]) -> dict[str, Tensor]:
+    """What a site is sent of a model, with what its layers normalise by as far as that is known."""
+    return codec.pack("x", x) | codec.pack("x/statistics", tuple(measured.values()))
 
 
 def _nowhere(objective: Objective, offsets: np.ndarray) -> Objective:

@@ -64,7 +64,7 @@ from fedconcord_sites.form import (
     terms_of,
 )
 from fedconcord_sites.gate import JUDGING, Gate
-from fedconcord_sites.judging import Figures, count, figures
+from fedconcord_sites.judging import Figures, LayerSums, count, forms_of_layers, of_question
 from fedconcord_sites.ledger import NAME, Ledger
 from fedconcord_sites.own import Own
 from fedconcord_sites.policy import USUAL, Policy
@@ -351,20 +351,21 @@ class Site:
         return replies[0]
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
-        self.gate.admit_model(frame, opened.models)
+        layers = forms_of_layers(model_of(opened.job))
+        self.gate.admit_model(frame, opened.models, len(layers))
         if opened.jury is not None:
             from fedconcord_sites import jury
 
-            return jury.answer(opened.jury, frame, lambda: self._figures(opened, frame))
-        measured = self._figures(opened, frame)
+            return jury.answer(opened.jury, frame, lambda: self._figures(opened, frame, layers))
+        measured = self._figures(opened, frame, layers)
         return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
 
-    def _figures(self, opened: _Opened, frame: Frame) -> Figures:
+    def _figures(self, opened: _Opened, frame: Frame, layers: Mapping[str, LayerSums]) -> Figures | LayerSums:
         messages, addition = opened.client.forms, opened.job.algorithm.step.addition
         like = messages.x if addition is None else torch.cat([messages.x, addition(messages.down)])
         x: Tensor = codec.unpack("x", frame, like, opened.client.objective.device)
         x = x if opened.personal is None else opened.personal.judged(frame, x)
-        return figures(model_of(opened.job), x, opened.test, opened.train)
+        return of_question(model_of(opened.job), frame, x, layers, opened.test, opened.train)
 
     # -- the site's own --------------------------------------------------------------------------------------------
 

@@ -41,7 +41,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # its rows: 94
     # models of a site's own: judged under the reply that counted, and kept as a folder that predicts: 70 lines of a
     # file, 45 of who is asked and told what: 117
-    "fedconcord_sites": Wing(4252, 2800),
+    # statistics of batch normalisation, an exchange a layer by the messages of an evaluation: 60 lines of their form
+    # and of what is said, 45 of the server's half
+    "fedconcord_sites": Wing(4373, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
@@ -62,7 +64,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
         # which token is padding in a model's card, and whether the library lets a token look ahead (13); a site's
         # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (29)
-        11593,
+        # sums of one layer's inputs, and statistics of batch normalisation that others made (17)
+        11610,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -216,9 +219,10 @@ def test_the_library_is_held_by_one_head() -> None:
     # evaluations in secure sums: 30 of sums that are no round's, and of rounds that were not judged
     # gone: fields by their former names, 100; modules by their former paths, 101
     # predictions of tokens, causal models of a folder, a site's file of tokens: 76
+    # statistics of batch normalisation whose sums are elsewhere: 18
     # each client answers with a mixture of its model and the server's: 65; prototypes, which all of FedProto is made
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
-    assert sum(sizes().values()) <= 46_650
+    assert sum(sizes().values()) <= 46_665
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:
