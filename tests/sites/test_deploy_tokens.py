@@ -2,23 +2,30 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message, RecordDict
 from test_deploy_core import Federation, far, leaves, same, simulated, text, with_
 
 from fedconcord.execution.job import advance, start
 from fedconcord.execution.messages import codec
 from fedconcord.federation.data.dataset import IGNORED
 from fedconcord.federation.data.inputs import held_out
+from fedconcord.interface.cli.main import call
+from fedconcord.study.runs.records import finished
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import imports
 from fedconcord.support.errors import UserError
+from fedconcord_flower import grid, trial
+from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.preview import preview
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.serve import check, serve
@@ -260,3 +267,54 @@ def test_the_command_compares_files_of_tokens(texts: Path) -> None:
     options = ["--target-kind", "tokens", "--model", "tokenmodule:Reads", "--lr", "0.1"]
     done = command(texts, "flower", "check", "--sites", files, *options)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 sites can begin this job"), done.stderr
+
+
+class Desk:
+    """A Grid whose nodes answer at once, each by the app's other half."""
+
+    def __init__(self, settings: str, one: trial.Trial) -> None:
+        self.app, self.members, self.place = grid.client(settings), one.members, one.place
+        self.replies: dict[str, Message] = {}
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(name=member.name, node_id=k, last_activated_at="once")
+            for k, member in enumerate(self.members)
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        for message in messages:
+            member = self.members[message.metadata.dst_node_id]
+            here = {"name": member.name, "data": str(member.data), "folder": str(self.place / "sites" / member.name)}
+            here["keys"] = str(self.place / "keys")
+            vars(message.metadata)["_message_id"] = str(len(self.replies))  # as a SuperLink does
+            self.replies[message.metadata.message_id] = self.app(message, Context(1, 1, here, RecordDict(), {}))
+        return [*self.replies][-len(messages) :]  # type: ignore[arg-type]
+
+    def pull_messages(self, identities: Iterable[str]) -> list[Message]:
+        return [self.replies[identity] for identity in identities]
+
+
+def test_a_trial_of_tokens(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`flower try` from its command to its folder of results, by the app that it writes and Flower's messages, with no
+    process but this one in place of SuperLink and SuperNodes."""
+
+    def once(one: trial.Trial, tell: Any) -> Any:
+        names, app = [member.name for member in one.members], one.place / "app"
+        write_app(app, one.settings, Order(names, str(one.folder), one.wait, one.resume, str(one.place / "events")))
+        settings = (app / PACKAGE / "job.toml").read_text()
+        config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        grid.server(settings)(Desk(settings, one), Context(1, 0, {}, RecordDict(), config))  # type: ignore[arg-type]
+        return finished(one.folder)
+
+    monkeypatch.chdir(texts)
+    monkeypatch.setattr(trial, "_once", once)
+    monkeypatch.setattr("flwr.app.message.message.TaskIdentity", SimpleNamespace(run_id=1, node_id=1, task_id=1))
+    (texts / "job.toml").write_text(text(JOB))
+    files = ",".join(f"{name}.npz" for name in SITES)
+    assert call(["flower", "try", "--config", "job.toml", "--sites", files, "--out", "run"]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1] == "report: run/report.html"
+    here = Texts(JOB, texts, texts, SITES)
+    state, rows = simulated(JOB, texts / "all.npz")
+    same(here, state, rows)
+    assert "token accuracy" in (texts / "run" / "report.html").read_text()
