@@ -595,6 +595,16 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("../fedconcord_sites/own.py", "state is None or last < 0 or reply[0] != last", "state is None"),),
         ("tests/sites/test_deploy_own.py", "-k", "chooses"),
     ),
+    "secure sums: of sites that were told two lists of tokens": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/form.py",
+                "samples if sizes == samples else zip(samples, sizes, strict=True)",
+                "samples",
+            ),
+        ),
+        ("tests/sites/test_deploy_tokens.py", "-k", "two_lists"),
+    ),
     "sites: a model without the statistics of their samples": Mutation(
         (
             Edit(

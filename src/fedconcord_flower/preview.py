@@ -111,7 +111,7 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
     for question, answer, length in log:
         key = (question.kind, answer.kind, "layer" in question.fields)
         if key in answers:
-            again = question.kind in ROUNDS  # of a method with two sums a round
+            again = question.kind in (*ROUNDS, *HANDSHAKE)  # two sums a round, or tokens of all that are told
             answers[key] = answers[key]._replace(most=answers[key].most + most[question.kind] * again)
             continue
         leaves = tuple(_leaves(question, answer))

@@ -22,6 +22,7 @@ from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.method.algorithms.alone import BASELINES
+from fedconcord.method.contract import Roster
 from fedconcord.method.contract.grid import whole_bits
 from fedconcord.method.wrappers.forms import unsummable
 from fedconcord.study.settings.job import build
@@ -180,13 +181,15 @@ def is_private(source: Source) -> bool:
     return source.values.get("privacy.clip") is not None
 
 
-def terms_of(config: Config, samples: Sequence[int]) -> Terms | None:
-    """The terms of secure sums of sites with so many training samples; None where the server sees every message."""
+def terms_of(config: Config, roster: Roster) -> Terms | None:
+    """The terms of secure sums of these sites; None where the server sees every message."""
     secure, bits = config.secure, _whole_bits(config)
     if secure.clip is None:
         return None
     scale = Scale(secure.clip, secure.bits) if bits is None else Scale(2.0**bits, bits)
-    return Terms(scale, secure.threshold, config.cohort, tuple(samples))
+    samples, sizes = roster.samples.tolist(), [int(size) for size in roster.sizes]
+    weighed = samples if sizes == samples else zip(samples, sizes, strict=True)
+    return Terms(scale, secure.threshold, config.cohort, tuple(weighed))
 
 
 def _whole_bits(config: Config) -> int | None:
@@ -202,11 +205,6 @@ def _check_secure(config: Config, job: Job) -> None:
     """
     if config.secure.clip is None:
         return
-    if model_of(job).loss_of.counts is not None and job.algorithm.weights != "uniform":
-        raise UserError(
-            "secure sums weigh sites by their training samples, and here they count with their tokens; use "
-            "objective=clients, or loss token_cross_entropy(per=sequence)"
-        )
     if config.clock is not None:
         raise UserError("secure sums are of sites that reply in one round; leave secure.clip out, or clock")
     why = unsummable(job.algorithm)

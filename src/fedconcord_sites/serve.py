@@ -152,7 +152,7 @@ def _served(
         job = replace(job, algorithm=first)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
-    terms = terms_of(config, [trained for trained, _ in agreement.samples])
+    terms = terms_of(config, deployed.roster)
     sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
     if terms is not None:
         deployed.jury = _jury(terms, agreement, RemoteStore(link, job.algorithm, problem, ()))

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from fedconcord.execution.messages.member import Member
     from fedconcord.execution.messages.terms import Plans, Terms
 
-PROTOCOL = 5
+PROTOCOL = 6
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names
@@ -291,12 +291,13 @@ class Site:
             objective = job.problem.of(objective)
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
-        roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
+        counts = None if inner.loss_of.counts is None else [count(inner, targets) for _, targets in (train, test)]
+        tokens = None if counts is None else counts[0]
+        roster = weighing.roster(frame, len(mine.train_y), tokens) if is_secure(self.source) else None
         member, jury = (None, None) if roster is None else self._members(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
-        if inner.loss_of.counts is not None:
-            about["counts"] = [count(inner, targets) for _, targets in (train, test)]
+        about |= {} if counts is None else {"counts": counts}
         protection = job.algorithm.facts.protection
         once, is_local = None, protection is not None and protection.kind == "local"
         if is_local or job.algorithm.step.noise is not None:
@@ -316,7 +317,7 @@ class Site:
 
         client, rules = frame.client, self.gate.rules
         keys = ring.ring(self.keys, self.name, client, _sites(frame))
-        terms = terms_of(config, roster.samples.tolist())
+        terms = terms_of(config, roster)
         assert terms is not None
         of_rounds = "secrets.json", terms, weighing.plans_of(job, roster, client, rules)
         of_figures = "judging.json", terms_of_figures(terms), weighing.plans_of_figures(roster, client, rules)
