@@ -76,8 +76,10 @@ class Deployed:
         """The model x [d] as named tensors; a private part is that which all sites began with. With layers that
         normalise by sites' samples it is the model that was judged last, with its statistics."""
         if self.shell.replaced.normalises:
-            if self.at is None:  # of a run that was over
-                self._measured(x)
+            try:
+                _ = self.at is not None or self._measured(x)  # of a run that was over
+            except UnmeasuredError:
+                return self.shell.layout.views(x)  # without statistics, and so nothing that can be loaded
             x = x if self.at is None else self.at
         return self.problem.evaluator.export(x)
 
@@ -95,7 +97,6 @@ class Deployed:
         measured = self._measured(x) if bool(torch.isfinite(x).all()) else None
         total = None if measured is None else self._sum(_model(x, measured), form_of(self.shell), self.counts[:, ::-1])
         if total is None:
-            self.last = {}
             names = [f"test_{metric.name}" for metric in self.shell.metrics]
             return dict.fromkeys([*names, "test_loss", "train_loss"], math.nan)
         return pooled(self.shell, total)
@@ -177,7 +178,7 @@ class Deployed:
                 link.accept(i, "judge")
                 answers[i] = one
         if answers:
-            self.last = answers
+            self.last = answers if isinstance(like, Figures) else {}
             return cast(Sent, tree_sum([*answers.values()]))
         if missing and all(link.why.get(i) == NOT_FINITE for i in missing):
             return NOT_FINITE

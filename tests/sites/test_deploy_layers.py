@@ -142,6 +142,26 @@ def test_statistics_in_a_secure_sum(files: Path, tmp_path: Path) -> None:
     assert {" ".join(line["tensors"]).partition("[")[0] for line in lines if line["kind"] == "judge"} == {"covered/"}
 
 
+def test_first_evaluations_that_nobody_could_make_end_nothing(files: Path, tmp_path: Path) -> None:
+    here, began = Federation(with_(JOB, secure={"clip": 16.0, "bits": 48}), files, tmp_path), list[str]()
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        kind = codec.read(next(iter(messages.values()))).kind
+        if kind == "orders":
+            began.append(kind)
+        if kind == "orders" and len(began) == 2:
+            kept, _ = tensors.read(tmp_path / "run" / "model.safetensors")
+            assert "1.running_mean" not in kept
+            assert "1.weight" in kept
+        is_away = kind == "judge-keys" and len(began) < 2
+        return here.exchange({"bern": messages["bern"]} if is_away else messages, wait)
+
+    assert here.serve(exchange).status == "complete"
+    assert [row["round"] for row in here.metrics()] == ["2", "3"]
+    kept, _ = tensors.read(tmp_path / "run" / "model.safetensors")
+    assert "1.running_mean" in kept
+
+
 # -- servers that lie --------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # file, 45 of who is asked and told what: 117
     # statistics of batch normalisation, an exchange a layer by the messages of an evaluation: 60 lines of their form
     # and of what is said, 45 of the server's half; tokens as weights of secure sums, a second list of numbers: 14
-    "fedconcord_sites": Wing(4387, 2800),
+    "fedconcord_sites": Wing(4388, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
