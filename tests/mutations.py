@@ -468,7 +468,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/federation/test_batchnorm.py", "-k", "padding or engines_agree"),
     ),
     "batch norm: all layers in one pass of several batches": Mutation(
-        (Edit("federation/layers.py", "of.is_whole = {}, len(batches) == 1", "of.is_whole = {}, True"),),
+        (Edit("federation/layers.py", "is_whole=len(batches) == 1", "is_whole=True"),),
         ("tests/federation/test_batchnorm.py", "-k", "pooled_ones"),
     ),
     "batch norm: judged by the batch": Mutation(
@@ -612,6 +612,44 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("../fedconcord_sites/problem.py", "self.counts[:, 0].astype", "self.samples[:, 0].astype"),),
         ("tests/sites/test_deploy_tokens.py", "-k", "serial and gradients"),
     ),
+    "sites: an own model of a reply that never counted": Mutation(
+        (Edit("../fedconcord_sites/own.py", "reply == [pending, fingerprint]", "pending >= 0"),),
+        ("tests/sites/test_deploy_own.py", "-k", "lost"),
+    ),
+    "sites: an own model of whatever reply the server names": Mutation(
+        (Edit("../fedconcord_sites/own.py", "state is None or last < 0 or reply[0] != last", "state is None"),),
+        ("tests/sites/test_deploy_own.py", "-k", "chooses"),
+    ),
+    "secure sums: of sites that were told two lists of tokens": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/form.py",
+                "samples if sizes == samples else zip(samples, sizes, strict=True)",
+                "samples",
+            ),
+        ),
+        ("tests/sites/test_deploy_tokens.py", "-k", "two_lists"),
+    ),
+    "sites: a model without the statistics of their samples": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/problem.py",
+                "            self.shell.forward.take(x, self.shell.x, self.shell.replaced, measured)\n",
+                "",
+            ),
+        ),
+        ("tests/sites/test_deploy_layers.py", "-k", "of_all_samples"),
+    ),
+    "sites: statistics as often as a server asks": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/gate.py",
+                '(line["kind"], line.get("layer")) == (frame.kind, layer)',
+                'line["kind"] == "loss"',
+            ),
+        ),
+        ("tests/sites/test_deploy_layers.py", "-k", "as_often"),
+    ),
     "the cost of a job is that of its largest rank": Mutation(
         (
             Edit(
@@ -744,7 +782,12 @@ MUTATIONS: dict[str, Mutation] = {
         "execution/messages/member.py", '("down/", "answer/", "x/")', '("down/", "answer/")'
     ),
     "secure sums: an evaluation without end": Mutation(
-        (Edit("../fedconcord_sites/site.py", "        self.gate.admit_model(frame, opened.models)\n", ""),), SECURE
+        (
+            Edit(
+                "../fedconcord_sites/site.py", "        self.gate.admit_model(frame, opened.models, len(layers))\n", ""
+            ),
+        ),
+        SECURE,
     ),
     "secure sums: figures that are rounded at random": Mutation(
         (
@@ -760,7 +803,7 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/problem.py",
-                "if total.counts.tolist() == self.counts[ids, ::-1].sum(0).tolist():",
+                "if total.counts.tolist() == counts[ids].sum(0).tolist():",
                 "if True:",
             ),
         ),

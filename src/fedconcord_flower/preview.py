@@ -20,7 +20,7 @@ from fedconcord.support.errors import UserError
 from fedconcord_flower import keys
 from fedconcord_sites import policy
 from fedconcord_sites.form import is_private, is_secure, source_of
-from fedconcord_sites.gate import HANDSHAKE, JUDGING, ROUNDS
+from fedconcord_sites.gate import HANDSHAKE, JUDGING, PREFIX, ROUNDS
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import Site
@@ -33,6 +33,7 @@ TELLS = {  # what can be learnt from an answer, by its kind
     "reply": "what these rows do to the model: samples can sometimes be reconstructed (`fedconcord audit` tries)",
     "gradient": "the gradient of these rows: samples can sometimes be reconstructed (`fedconcord audit` tries)",
     "judged": "sums of losses and metrics over all rows, exact, for one model; of few rows they tell each",
+    "layer": "means and spreads of what a layer gets of the rows trained on, for one model; of few rows they tell each",
     "loss": "the mean loss of these rows, exact, for one model",
     "share": "the gradient of these rows at the first model: samples can sometimes be reconstructed",
 }
@@ -101,20 +102,23 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
         except UserError as end:
             why = str(end)
     start = next((k for k, (question, _, _) in enumerate(log) if question.kind in ROUNDS), len(log))
-    models = sum(question.kind == "judge" for question, _, _ in log[:start])  # each of which is judged
+    models = sum(question.kind == "judge" and "layer" not in question.fields for question, _, _ in log[:start])
+    layers = {question.fields["layer"] for question, _, _ in log if "layer" in question.fields}
     most = dict.fromkeys(ROUNDS, policy.rounds(source)) | dict.fromkeys((*HANDSHAKE, "prologue", "join"), 1)
     most |= dict.fromkeys(JUDGING, models * policy.evaluations(source)) | {"loss": policy.rounds(source)}
     of_client = source.values.get("privacy.unit", "client") == "client"
     is_noisy = is_private(source) and (source.values.get("privacy.kind") == "local" or not of_client)
-    answers = dict[tuple[str, str], Answer]()
+    answers = dict[tuple[str, str, bool], Answer]()
     for question, answer, length in log:
-        key = (question.kind, answer.kind)
+        key = (question.kind, answer.kind, "layer" in question.fields)
         if key in answers:
-            again = question.kind in ROUNDS  # of a method with two sums a round
+            again = question.kind in (*ROUNDS, *HANDSHAKE)  # two sums a round, or tokens of all that are told
             answers[key] = answers[key]._replace(most=answers[key].most + most[question.kind] * again)
             continue
         leaves = tuple(_leaves(question, answer))
-        answers[key] = Answer(*key, most[question.kind], length, leaves, _tells(answer, is_noisy))
+        times = len(layers) if key[2] else 1 + len(layers) * question.kind.startswith(PREFIX)
+        tells = TELLS["layer"] if key[2] and answer.kind == "judged" else _tells(answer, is_noisy)
+        answers[key] = Answer(*key[:2], most[question.kind] * times, length, leaves, tells)
     return [*answers.values()], why
 
 

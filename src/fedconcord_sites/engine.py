@@ -15,6 +15,7 @@ from fedconcord.execution.messages.sums import PLAIN, Sums
 from fedconcord.execution.rows import First, Storage, Store
 from fedconcord.method.contract import Plan, Problem, Tree
 from fedconcord.method.step.assignment import Assignment
+from fedconcord_sites.problem import Deployed
 from fedconcord_sites.site_link import SiteLink
 
 
@@ -23,6 +24,7 @@ class Sites:
     """Runs rounds at sites. Who does not answer in a round is out of it, and asked again in the next."""
 
     link: SiteLink
+    deployed: Deployed
     sums: Sums = PLAIN
     team: Team = ALONE
 
@@ -39,7 +41,8 @@ class Sites:
         self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
     ) -> Store:
         """What the server remembers of its sites."""
-        return RemoteStore(self.link, assignment.algorithm, problem, template, sums=self.sums)
+        self.deployed.store = store = RemoteStore(self.link, assignment.algorithm, problem, template, sums=self.sums)
+        return store
 
     def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
         """The sites."""

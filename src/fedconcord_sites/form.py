@@ -22,6 +22,7 @@ from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.method.algorithms.alone import BASELINES
+from fedconcord.method.contract import Roster
 from fedconcord.method.contract.grid import whole_bits
 from fedconcord.method.wrappers.forms import unsummable
 from fedconcord.study.settings.job import build
@@ -141,14 +142,22 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     if why is not None:
         raise UserError(f"{config.label}: {why}")
     inner = supervised(job.problem)
-    if inner is None or has_own_models(job):
+    if inner is None:
+        raise UserError(f"{config.label}: sites judge models of labelled samples, and this job has none such")
+    if has_own_models(job) and job.algorithm.phases.communicates is not None:
         raise UserError(
-            f"{config.label}: sites judge one model for all of them, on labelled samples, and this job has none such"
+            f"{config.label}: sites hear of rounds without messages with their next orders, so that their own models "
+            "would be judged before they have moved; use another method, or one model for all"
         )
-    if inner.replaced.normalises:
+    without = {  # sums for the statistics of layers that normalise by all clients' samples
+        "privacy.clip covers no sums of a site's rows": config.privacy.clip is not None,
+        "a site's own model has none": has_own_models(job),
+        "without rounds (clock) those at work would be missing in them": config.clock is not None,
+    }
+    if inner.replaced.normalises and (why := next((why for why, is_so in without.items() if is_so), None)):
         raise UserError(
-            f"{config.label}: layer {inner.replaced.normalises[0]!r} normalises by statistics of all clients' samples, "
-            "and sites send no sums for them; use norm=frozen, or torch.nn.GroupNorm in its place"
+            f"{config.label}: layer {inner.replaced.normalises[0]!r} normalises by statistics of all sites' rows, and "
+            f"{why}; use norm=frozen, or torch.nn.GroupNorm in its place"
         )
     check_summed(inner.metrics)
     _check_secure(config, job)
@@ -181,13 +190,15 @@ def has_own_noise(config: Config) -> bool:
     return privacy.clip is not None and (privacy.kind == "local" or privacy.unit != "client")
 
 
-def terms_of(config: Config, samples: Sequence[int]) -> Terms | None:
-    """The terms of secure sums of sites with so many training samples; None where the server sees every message."""
+def terms_of(config: Config, roster: Roster) -> Terms | None:
+    """The terms of secure sums of these sites; None where the server sees every message."""
     secure, bits = config.secure, _whole_bits(config)
     if secure.clip is None:
         return None
     scale = Scale(secure.clip, secure.bits) if bits is None else Scale(2.0**bits, bits)
-    return Terms(scale, secure.threshold, config.cohort, tuple(samples))
+    samples, sizes = roster.samples.tolist(), [int(size) for size in roster.sizes]
+    weighed = samples if sizes == samples else zip(samples, sizes, strict=True)
+    return Terms(scale, secure.threshold, config.cohort, tuple(weighed))
 
 
 def _whole_bits(config: Config) -> int | None:
@@ -203,11 +214,6 @@ def _check_secure(config: Config, job: Job) -> None:
     """
     if config.secure.clip is None:
         return
-    if model_of(job).loss_of.counts is not None and job.algorithm.weights != "uniform":
-        raise UserError(
-            "secure sums weigh sites by their training samples, and here they count with their tokens; use "
-            "objective=clients, or loss token_cross_entropy(per=sequence)"
-        )
     if config.clock is not None:
         raise UserError("secure sums are of sites that reply in one round; leave secure.clip out, or clock")
     why = unsummable(job.algorithm)
@@ -260,6 +266,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the number type": f"{config.engine.dtype}, precision {config.engine.precision}",
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
+        **({} if config.local.private is None else {"the private part of the model": config.local.private}),
         "the secure sums": "none" if config.secure.clip is None else f"{config.secure} of {config.cohort}",
         **({} if config.privacy.unit != "person" else {"what is protected": "all rows of a person"}),
         **({} if inner.layout.digest is None else {"the frozen part of the model": inner.layout.digest}),

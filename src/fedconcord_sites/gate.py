@@ -149,13 +149,18 @@ class Gate:
         if self.data is not None:
             _refuse(self.rules.refuses_job(config, metrics, samples))
 
-    def admit_model(self, frame: Frame, models: int) -> None:
-        """Let a model in that is to be judged, of a method that offers so many; as `admit`."""
-        self._models(frame, models * (policy.evaluations(self.source) + SPARE), "judged")
+    def admit_model(self, frame: Frame, models: int, layers: int) -> None:
+        """Let a model in that is to be judged, of a method that offers so many, each with sums for the statistics of so
+        many layers before; as `admit`."""
+        layer = frame.fields.get("layer")
+        if layer is not None and not codec.whole(layer) < layers:
+            _refuse(f"it asks what layer {layer} gets, and {layers} layers normalise by statistics of all sites")
+        most = models * (policy.evaluations(self.source) + SPARE) * (1 if frame.kind == "judge" else 1 + layers)
+        self._models(frame, most, "judged" if layer is None else f"told what layer {layer} gets of")
 
     def _models(self, frame: Frame, most: int, what: str) -> None:
-        lines = self._of_run(self.ledger.lines(), frame)
-        questions = {line["question"] for line in lines if line["kind"] == frame.kind}
+        lines, layer = self._of_run(self.ledger.lines(), frame), frame.fields.get("layer")
+        questions = {line["question"] for line in lines if (line["kind"], line.get("layer")) == (frame.kind, layer)}
         if _question(frame, b"") not in questions and len(questions) >= most:
             _refuse(f"it has {what} {most} models in this run, and its job has no more to ask of")
 
@@ -223,7 +228,7 @@ class Gate:
         line["tensors"] = [f"{name}{list(leaf.shape)}" for name, leaf in reply.tensors.items()]
         if reply.fields.get("texts"):
             line["texts"] = {name: len(texts) for name, texts in reply.fields["texts"].items()}
-        facts = {"part": frame.fields.get("part"), "target": _target(frame)}
+        facts = {"part": frame.fields.get("part"), "layer": frame.fields.get("layer"), "target": _target(frame)}
         if frame.kind in HANDSHAKE:
             facts["number"] = self._number(frame)
             facts["begins"] = (frame.kind == "setup" and frame.fields["begins"]) or None
@@ -248,7 +253,8 @@ def _question(frame: Frame, data: bytes) -> str:
     if frame.kind not in ("loss", *JUDGING):
         return hashlib.sha256(data).hexdigest()[:32]
     number = 0 if frame.kind in ("judge", "loss") else frame.round
-    return hashlib.sha256(codec.write(Frame("", "", number, 0, {}, frame.tensors))).hexdigest()[:32]
+    reply = {name: frame.fields[name] for name in ("counted",) if name in frame.fields}  # of which own model it is
+    return hashlib.sha256(codec.write(Frame("", "", number, 0, reply, frame.tensors))).hexdigest()[:32]
 
 
 def _target(frame: Frame) -> str | None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame
+from fedconcord.federation.layers import Measured, Sums, sums_of_next
 from fedconcord.federation.objectives import Supervised
-from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.federation.objectives.evaluation import Inputs, Resident
 from fedconcord.federation.objectives.losses import valid
 from fedconcord.federation.objectives.metrics import (
     AT,
@@ -43,12 +46,24 @@ class Summed(NamedTuple):
     in_units: bool = True  # of numbers in the label's own unit; else scaled, where squares of large ones cannot cancel
 
 
+class LayerSums(NamedTuple):
+    """What a site sends of a layer that normalises by statistics of all sites' samples, those of the layers before it
+    being known; sums are over what the layer gets of its training samples."""
+
+    counts: Tensor  # [1] int64: numbers of a channel
+    first: Tensor  # [C] float64: their sum
+    second: Tensor  # [C] float64: of their squares
+
+
 class Figures(NamedTuple):
     """What a site sends of one model; sums are over its samples."""
 
     counts: Tensor  # [2] int64: samples tested on, samples trained on; what they count, where it is their tokens
     losses: Tensor  # [2] float64: summed loss of either
     sums: tuple[Tensor, ...]  # of each metric of the problem [k] float64, over the samples tested on
+
+
+Sent = TypeVar("Sent", Figures, LayerSums)
 
 
 def _mean(each: Callable[[Tensor, Tensor], Tensor]) -> Summed:
@@ -212,6 +227,54 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
             metrics = map(_sums_of, problem.metrics)
             sums = tuple(metric.sums(*pairs[metric.in_units]).cpu() for metric in metrics)
     return Figures(torch.tensor(counts), torch.tensor(losses, dtype=torch.float64), sums)
+
+
+def layer_sums(
+    problem: Supervised, x: Tensor, inputs: Inputs, measured: Mapping[str, Measured]
+) -> dict[str, LayerSums]:
+    """What a site sends of the next layer of the model x [d], by its name; none where all have their statistics."""
+    batches = problem.forward.batches(x, inputs, problem.replaced)
+    each = sums_of_next(problem.replaced.of, dict(measured), batches)
+    return {name: LayerSums(torch.tensor([one.count]), one.first.cpu(), one.second.cpu()) for name, one in each.items()}
+
+
+def forms_of_layers(problem: Supervised) -> dict[str, LayerSums]:
+    """The form of the sums of each layer that normalises by all samples, in the order of the pass; with how many
+    numbers of a channel are of one sample."""
+    forms, measured = dict[str, LayerSums](), dict[str, Measured]()
+    while len(measured) < len(problem.replaced.normalises):
+        forms |= (following := layer_sums(problem, problem.init(0), problem.x[:1], measured))
+        measured |= {name: statistics_of(problem, one) for name, one in following.items()}
+        if not following:
+            break
+    return forms
+
+
+def statistics_of(problem: Supervised, total: LayerSums) -> Measured:
+    """What a layer normalises by, whose sums over all samples are these."""
+    sums = Sums()
+    sums.count, sums.first, sums.second = int(total.counts[0]), total.first, total.second
+    return sums.statistics(problem.dtype)
+
+
+def of_question(
+    problem: Supervised,
+    frame: Frame,
+    x: Tensor,
+    layers: Mapping[str, LayerSums],
+    test: tuple[Resident, Tensor],
+    train: tuple[Resident, Tensor],
+) -> Figures | LayerSums:
+    """What a site says of the model x [d] in a frame: its figures, or its sums for the layer that the frame names, with
+    the statistics in it; as `figures` and `forms_of_layers`."""
+    layer = frame.fields.get("layer", len(layers))
+    forms = tuple(statistics_of(problem, one) for one in [*layers.values()][:layer])
+    measured = dict(zip(layers, codec.unpack("x/statistics", frame, forms, problem.device), strict=False))
+    if layer < len(layers):
+        [sums] = layer_sums(problem, x, train[0], measured).values()
+        return sums
+    problem.forward.take(x, problem.x, problem.replaced, measured)
+    return figures(problem, x, test, train)
 
 
 def form_of(problem: Supervised) -> Figures:

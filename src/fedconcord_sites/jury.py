@@ -7,8 +7,8 @@ the figures: a total whose counts are not those of its sites is no total, as whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.terms import STEPS, Scale, Terms
 from fedconcord.support.errors import UserError
 from fedconcord_sites.gate import PREFIX
-from fedconcord_sites.judging import Figures
+from fedconcord_sites.judging import Figures, LayerSums, Sent
 
 PART = 2  # of what they are signed as, beside the two phases of a round
 CLIP = 2.0**34
@@ -36,7 +36,7 @@ def terms_of_figures(terms: Terms) -> Terms:
 # -- at a site ---------------------------------------------------------------------------------------------------------
 
 
-def answer(member: Member, frame: Frame, measure: Callable[[], Figures]) -> Frame:
+def answer(member: Member, frame: Frame, measure: Callable[[], Figures | LayerSums]) -> Frame:
     """A site's answer to a message of such a sum.
 
     Args:
@@ -74,13 +74,13 @@ class Jury(NamedTuple):
     store: RemoteStore
 
     def ask(
-        self, number: int, sites: Sequence[int], model: Mapping[str, Tensor], form: Figures
-    ) -> tuple[list[int], Figures] | str:
+        self, number: int, fields: Mapping[int, Mapping[str, Any]], model: Mapping[str, Tensor], form: Sent
+    ) -> tuple[list[int], Sent] | str:
         """Whose figures are in a total and that, or why there is none.
 
         Args:
             number: of the sum, above those of all before.
-            sites: who is asked.
+            fields: who is asked, and what each is told beside the model.
             model: as the tensors of a message.
             form: of a site's figures.
         """
@@ -90,10 +90,10 @@ class Jury(NamedTuple):
             senders[:] = sorted(replies)
             return list(senders)
 
-        pact = self.secure.meet(half, number, PART, sites, remaining)
+        pact = self.secure.meet(half, number, PART, [*fields], remaining)
         if isinstance(pact, str):
             return pact
-        frames = {i: half.frame("judge", number, i, {}, model) for i in pact.among}
+        frames = {i: half.frame("judge", number, i, fields[i], model) for i in pact.among}
         requests = {i: Request(frame, "judged", "", ()) for i, frame in frames.items()}
         covered = self.secure.covered(pact, requests, form)
         replies = half.answers(covered)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from fedconcord.execution.job import Job, Row, State
+from fedconcord.execution.job import Job, Row, State, has_own_models
 from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.sums import PLAIN, Sums
 from fedconcord.execution.messages.terms import Terms
@@ -143,11 +143,16 @@ def _served(
     resume: bool,
     clock: Clock,
 ) -> Finished:
-    inner = model_of(job)
-    deployed = Deployed(inner, agreement.samples, link, agreement.counts)
+    inner, has_own = model_of(job), has_own_models(job)
+    deployed = Deployed(job, agreement.samples, link, agreement.counts)
+    has_parts = job.problem.objective.private is not None  # without which the model here answers nothing
+    if has_own:  # of which a server has none; each site judges the one that goes with the first of its models
+        offers = job.algorithm.models
+        first = replace(job.algorithm, client_model=None, models=lambda server: dict([*offers(server).items()][:1]))
+        job = replace(job, algorithm=first)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
-    terms = terms_of(config, [trained for trained, _ in agreement.samples])
+    terms = terms_of(config, deployed.roster)
     sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
     if has_own_noise(config):
         deployed.is_judged = False
@@ -157,7 +162,7 @@ def _served(
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
         sums = by_reply = Asynchronous(link, flow, job.schedule, config.rounds)
         observers.append(Trace(by_reply, folder))
-    job = replace(job, problem=problem, engine=Sites(link, sums))
+    job = replace(job, problem=problem, engine=Sites(link, deployed, sums))
     prepared = prepare_job(job, folder, config.rounds)
     if (note := privacy_note(config, private.GENERATOR)) is not None:
         tell(Event("private", note))
@@ -198,8 +203,8 @@ def _served(
     # sites judge a noisy model: it may not come anew with other noise once they have it; sums are not opened twice
     saves_first = job.algorithm.facts.protection is not None or terms is not None
     length = training.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
-    about = card(inner, config.model or DEFAULT_MODEL)
-    options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
+    about = None if has_parts else card(inner, config.model or DEFAULT_MODEL)
+    options = RunOptions(card=about, budget=spends, readme=readme.of_sites(about is not None))
     training.train(prepared, folder, length, info, on_row, options, clock, observers)
     return finished(folder)
 

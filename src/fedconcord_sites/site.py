@@ -6,7 +6,8 @@ ledger.txt, a line an answer: what was asked and what left the site; and a folde
 
 setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
 ready.json         what the site made of it: the job in words, and how many samples it has
-row.safetensors    the client's rows; never sent
+row.safetensors    the client's rows, its private part of the model among them; never sent
+own                its own model, where it has one: a folder that `predict` takes; never sent
 secrets.json       keys, seeds and shares of a secure sum, until it is opened; judging.json of one of figures
 once.frame         the last message with noise of the site's own, which is sent again and not made again
 asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 import fedconcord
-from fedconcord.execution.job import Job, population_of
+from fedconcord.execution.job import Job, has_own_models, population_of
 from fedconcord.execution.job.job import template
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.client import RemoteClient
@@ -36,15 +37,17 @@ from fedconcord.federation.data import federated
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.data.federated import Means, Samples, SiteFile, SiteSums
 from fedconcord.federation.data.preprocess import mean_of
+from fedconcord.federation.objectives.card import card
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.objectives.fits import check_fit, check_samples
+from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Objective, Roster, space_of
+from fedconcord.method.contract import Roster, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.study.settings.problem import divided
 from fedconcord.study.settings.resolve import resolve_run
-from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import bounds, private, weighing
@@ -62,8 +65,9 @@ from fedconcord_sites.form import (
     terms_of,
 )
 from fedconcord_sites.gate import JUDGING, Gate
-from fedconcord_sites.judging import Figures, count, figures
+from fedconcord_sites.judging import Figures, LayerSums, count, forms_of_layers, of_question
 from fedconcord_sites.ledger import NAME, Ledger
+from fedconcord_sites.own import Own
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.private import Once
 from fedconcord_sites.shelf import FileShelf
@@ -73,7 +77,7 @@ if TYPE_CHECKING:
     from fedconcord.execution.messages.member import Member
     from fedconcord.execution.messages.terms import Plans, Terms
 
-PROTOCOL = 5
+PROTOCOL = 6
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names
@@ -93,6 +97,7 @@ class _Opened(NamedTuple):
     once: Once | None  # of messages with noise of the site's own
     roster: Roster | None  # of all sites, where they weigh each other
     jury: Member | None  # its part in sums of figures, where those of single sites are not to be seen
+    personal: Own | None  # its own model, where the answer is one a client
 
 
 class Site:
@@ -162,7 +167,7 @@ class Site:
         before: Mapping[str, Callable[[Frame], Frame]] = {
             "hello": self._hello,
             "sums": self._sums,
-            "squares": self._squares,
+            "squares": self._sums,
         }
         try:
             self.gate.admit(frame, data, self.given)
@@ -198,14 +203,8 @@ class Site:
         return frame._replace(kind="here", fields=fields, tensors={})
 
     def _sums(self, frame: Frame) -> Frame:
-        """Sums over the site's training samples."""
-        return self._message(frame, squares=False)
-
-    def _squares(self, frame: Frame) -> Frame:
-        """Squared deviations from the site's own means: from others they would be other questions."""
-        return self._message(frame, squares=True)
-
-    def _message(self, frame: Frame, squares: bool) -> Frame:
+        """Sums over the site's training samples, or then squared deviations from its own means: from others they would
+        be other questions."""
         fields, file = frame.fields, self._file()
         overall, digits, words = bounds.told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
         self.gate.admit_columns(file, digits, words, self.given)
@@ -215,7 +214,7 @@ class Site:
 
         totals = sums_of(None)
         self.gate.release(totals, digits)
-        if squares:
+        if frame.kind == "squares":
             totals = sums_of(Means(*(np.nan_to_num(mean_of(part)) for part in (totals.columns, totals.target))))
         arrays = {"columns": totals.columns, "target": totals.target}
         tensors = {
@@ -287,21 +286,24 @@ class Site:
         if inner.pad is not None:  # which the shell's samples have none of
             check_fit(inner.model, inner.loss_of, train[0][:2], train[1][:2], inner.target, inner.classes, inner.pad)
         whole = private.whole(config, job, problem, mine.persons)
-        objective: Objective = whole.objective
+        objective = job.problem.of(whole.objective) if isinstance(job.problem, PrivateParts) else whole.objective
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
-        roster = weighing.roster(frame, len(mine.train_y)) if is_secure(self.source) else None
+        counts = None if inner.loss_of.counts is None else [count(inner, targets) for _, targets in (train, test)]
+        tokens = None if counts is None else counts[0]
+        roster = weighing.roster(frame, len(mine.train_y), tokens) if is_secure(self.source) else None
         member, jury = (None, None) if roster is None else self._members(frame, config, job, roster)
         client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [int(whole.roster.samples[0]), len(test[1])]}
-        if inner.loss_of.counts is not None:
-            about["counts"] = [count(inner, targets) for _, targets in (train, test)]
+        about |= {} if counts is None else {"counts": counts}
         once = None
         if has_own_noise(config):
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
-        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster, jury)
+        about_model = card(inner, config.model or DEFAULT_MODEL)
+        personal = Own(job, shelf, self.folder / frame.method / "own", about_model) if has_own_models(job) else None
+        return _Opened(frame.method, job, client, test, train, ready, budget, models, once, roster, jury, personal)
 
     def _members(self, frame: Frame, config: Config, job: Job, roster: Roster) -> tuple[Member, Member]:
         """The site's part in secure sums, of rounds and of figures."""
@@ -312,7 +314,7 @@ class Site:
 
         client, rules = frame.client, self.gate.rules
         keys = ring.ring(self.keys, self.name, client, _sites(frame))
-        terms = terms_of(config, roster.samples.tolist())
+        terms = terms_of(config, roster)
         assert terms is not None
         of_rounds = "secrets.json", terms, weighing.plans_of(job, roster, client, rules)
         of_figures = "judging.json", terms_of_figures(terms), weighing.plans_of_figures(roster, client, rules)
@@ -350,19 +352,21 @@ class Site:
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
         if opened.once is not None:
             raise FrameError(UNJUDGED)
-        self.gate.admit_model(frame, opened.models)
+        layers = forms_of_layers(model_of(opened.job))
+        self.gate.admit_model(frame, opened.models, len(layers))
         if opened.jury is not None:
             from fedconcord_sites import jury
 
-            return jury.answer(opened.jury, frame, lambda: self._figures(opened, frame))
-        measured = self._figures(opened, frame)
+            return jury.answer(opened.jury, frame, lambda: self._figures(opened, frame, layers))
+        measured = self._figures(opened, frame, layers)
         return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
 
-    def _figures(self, opened: _Opened, frame: Frame) -> Figures:
+    def _figures(self, opened: _Opened, frame: Frame, layers: Mapping[str, LayerSums]) -> Figures | LayerSums:
         messages, addition = opened.client.forms, opened.job.algorithm.step.addition
         like = messages.x if addition is None else torch.cat([messages.x, addition(messages.down)])
-        x = codec.unpack("x", frame, like, opened.client.objective.device)
-        return figures(model_of(opened.job), x, opened.test, opened.train)
+        x: Tensor = codec.unpack("x", frame, like, opened.client.objective.device)
+        x = x if opened.personal is None else opened.personal.judged(frame, x)
+        return of_question(model_of(opened.job), frame, x, layers, opened.test, opened.train)
 
     # -- the site's own --------------------------------------------------------------------------------------------
 
@@ -375,7 +379,7 @@ class Site:
         """This client's part of data that the job names: of the training samples the partition's, of the test samples
         every `clients`-th."""
         values = {key: value for key, value in self.source.values.items() if key != "cohort"} | {"clients": clients}
-        config = resolve_run(replace(self.source, values=values, origin=_origin(values)))
+        config = resolve_run(replace(self.source, values=values, origin=dict.fromkeys(values, "the job's settings")))
         dataset, parts = divided(config)
         if not 0 <= client < len(parts) == clients:
             raise FrameError(f"client {client} of {clients}, where {config.data} has {len(parts)}")
@@ -393,7 +397,3 @@ def _sites(frame: Frame) -> list[str]:
 def versions() -> dict[str, str]:
     """What both ends compare."""
     return {"fedconcord": fedconcord.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def _origin(values: Mapping[str, Any]) -> dict[str, str]:
-    return dict.fromkeys(values, "the job's settings")

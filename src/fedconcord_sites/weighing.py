@@ -20,21 +20,31 @@ from fedconcord_sites.policy import Policy
 SAMPLES = 2**40  # of a site
 
 
-def roster(frame: Frame, samples: int) -> Roster:
+def roster(frame: Frame, samples: int, tokens: int | None) -> Roster:
     """Who has how many training samples, as the server says it of others where sites weigh each other.
 
     Args:
         samples: that this site has.
+        tokens: with a class among them, where they count with these; the server says them of all when a run begins,
+            after it has heard them.
 
     Raises:
         FrameError: it says another number of this site, or none, or one that no site has.
     """
-    numbers = [whole(one) for one in frame.fields.get("samples", ())]
+    numbers = _numbers(frame, "samples", samples, "training samples")
+    if tokens is None or not frame.fields["begins"]:
+        return roster_of(np.cumsum([0, *numbers]))
+    return roster_of(np.cumsum([0, *numbers]), np.array(_numbers(frame, "counts", tokens, "training tokens")))
+
+
+def _numbers(frame: Frame, field: str, mine: int, what: str) -> list[int]:
+    """The server's list of numbers, one a site, in which this site's is its own."""
+    numbers = [whole(one) for one in frame.fields.get(field, ())]
     if len(numbers) != whole(frame.fields["clients"]) or not all(0 < one < SAMPLES for one in numbers):
-        raise FrameError(f"numbers of training samples that are none of 1 to {SAMPLES - 1}, or not one a site")
-    if numbers[frame.client] != samples:
-        raise FrameError(f"it has {samples} training samples, and {numbers[frame.client]} by the server's list")
-    return roster_of(np.cumsum([0, *numbers]))
+        raise FrameError(f"numbers of {what} that are none of 1 to {SAMPLES - 1}, or not one a site")
+    if numbers[frame.client] != mine:
+        raise FrameError(f"it has {mine} {what}, and {numbers[frame.client]} by the server's list")
+    return numbers
 
 
 def plans_of(job: Job, roster: Roster, client: int, rules: Policy) -> Plans:

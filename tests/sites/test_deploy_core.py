@@ -197,7 +197,7 @@ def job_of(name: str) -> dict[str, Any]:
 FAST = {"scaffold", "mimesvrg", "losac", "fedpd", "afedpd"}  # one of each way that messages go
 
 
-ONE = sorted(name for name in METHODS if METHODS[name]().client_model is None)  # sites judge one model for all
+ONE = sorted(name for name in METHODS if METHODS[name]().client_model is None)  # for the others: test_deploy_own
 
 
 @pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=slow) for name in ONE])
@@ -921,7 +921,6 @@ def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(file
         ({"dropout": 0.1}, "dropout is for simulations"),
         ({"validation": 0.2}, "validation 0.2 sets training samples apart"),
         ({"method": "local"}, "method local"),
-        ({"method": "ditto"}, "ditto: sites judge one model for all of them"),
         ({"cohort": 4}, "cohort 4"),
         ({"rouns": 4}, "unknown key 'rouns'"),
         ({"eval": {"patience": 3}}, "eval.patience is for simulations"),

@@ -2,23 +2,31 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message, RecordDict
 from test_deploy_core import Federation, far, leaves, same, simulated, text, with_
 
 from fedconcord.execution.job import advance, start
 from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data.dataset import IGNORED
 from fedconcord.federation.data.inputs import held_out
+from fedconcord.interface.cli.main import call
+from fedconcord.study.runs.records import finished
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import imports
 from fedconcord.support.errors import UserError
+from fedconcord_flower import grid, trial
+from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.preview import preview
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.serve import check, serve
@@ -151,6 +159,90 @@ def test_a_site_s_figures_are_of_its_own_tokens(texts: Path) -> None:
     assert len({*tested}) == 3
 
 
+def secured(texts: Path, folder: Path) -> Texts:
+    job = with_(JOB, secure={"clip": 16.0, "bits": 48}, cohort=3, rounds=2)
+    here = Texts(job, texts, folder, SITES)
+    sites, ring = {}, folder / "keys"
+
+    def site(name: str) -> Site:
+        if name not in sites:
+            sites[name] = Site(here.job, texts / f"{name}.npz", folder / "sites" / name, name, keys=ring)
+        return sites[name]
+
+    here.site = site  # type: ignore[method-assign]
+    return here
+
+
+def test_secure_sums_weigh_with_tokens(texts: Path) -> None:
+    """What the plain run comes to, to the rounding of sums; each site looks up its own tokens in the list of all."""
+    here = secured(texts, texts / "secure")
+    assert here.serve().status == "complete"
+    state, rows = simulated(with_(JOB, cohort=3, rounds=2), texts / "all.npz")
+    want, got = leaves(state.server), here.server()
+    assert max(far(got[name], want[name]) for name in want) < 1e-9
+    for mine, theirs in zip(here.metrics(), rows, strict=True):
+        assert {name: float(mine[name]) for name in theirs} == pytest.approx(theirs, rel=1e-6)
+    trained = []
+    for k, name in enumerate(SITES):
+        y = np.load(texts / f"{name}.npz")["y"]
+        trained.append(int((np.delete(y, held_out(k, len(y), 0.2), 0) != IGNORED).sum()))
+        [path] = (texts / "secure" / "sites" / name).glob("*/setup.frame")
+        setup = codec.read(path.read_bytes())
+    assert setup.fields["counts"] == trained
+    assert len({*trained}) == 3
+
+
+Meddle = Callable[[str, Frame], Frame]
+
+
+def telling(here: Texts, meddle: Meddle) -> Exchange:
+    """A server that says other things when a run begins."""
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        frames = {name: codec.read(data) for name, data in messages.items()}
+        changed = {
+            name: meddle(name, frame) if frame.kind == "setup" and frame.fields["begins"] else frame
+            for name, frame in frames.items()
+        }
+        return here.exchange({name: codec.write(frame) for name, frame in changed.items()}, wait)
+
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"counts": [1, 2, 3]}, "training tokens, and 2 by the server's list"),
+        ({"counts": [1, 2]}, "numbers of training tokens that are none of 1 to"),
+        ({"counts": ["many"] * 3}, "a field that is no whole number"),
+        ({}, "numbers of training tokens that are none of 1 to"),
+    ],
+)
+def test_a_site_looks_up_its_own_tokens(change: dict[str, Any], why: str, texts: Path) -> None:
+    here = secured(texts, texts / "lied")
+
+    def meddle(name: str, frame: Frame) -> Frame:
+        fields = {key: value for key, value in frame.fields.items() if key != "counts"} | change
+        return frame._replace(fields=fields) if name == "bo" else frame
+
+    with pytest.raises(UserError) as error:
+        here.serve(telling(here, meddle))
+    assert str(error.value).startswith("site bo: the site refused what it was sent: ")
+    assert why in str(error.value)
+
+
+def test_sites_that_are_told_two_lists_of_tokens_have_no_sum(texts: Path) -> None:
+    here = secured(texts, texts / "two")
+
+    def meddle(name: str, frame: Frame) -> Frame:
+        first, *others = frame.fields["counts"]
+        counts = {"counts": [first + 1, *others]}
+        return frame._replace(fields={**frame.fields, **counts}) if name == "cy" else frame
+
+    here.serve(telling(here, meddle))
+    assert here.said()["rounds_void"] == 2
+
+
 def test_data_by_name_may_be_tokens(texts: Path) -> None:
     job = with_(JOB, data="tokenmodule:named", partition="iid", objective="paper", cohort=3)
     del job["input"]
@@ -192,9 +284,7 @@ def test_files_that_do_not_fit_are_one_sentence(texts: Path) -> None:
 
 
 def test_what_tokens_cannot_have_at_sites_is_one_sentence(texts: Path) -> None:
-    here = Texts(with_(JOB, secure={"clip": 1.0}, cohort=3), texts, texts, SITES)
-    with pytest.raises(UserError, match=r"here they count with their tokens; use objective=clients, or"):
-        here.serve()
+    here = Texts(JOB, texts, texts, SITES)
     for name in SITES:  # much padding, of which a step's batches have less
         x, y = (np.load(texts / f"{name}.npz")[key] for key in "xy")
         longer = ((0, 0), (0, 40))
@@ -260,3 +350,54 @@ def test_the_command_compares_files_of_tokens(texts: Path) -> None:
     options = ["--target-kind", "tokens", "--model", "tokenmodule:Reads", "--lr", "0.1"]
     done = command(texts, "flower", "check", "--sites", files, *options)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 sites can begin this job"), done.stderr
+
+
+class Desk:
+    """A Grid whose nodes answer at once, each by the app's other half."""
+
+    def __init__(self, settings: str, one: trial.Trial) -> None:
+        self.app, self.members, self.place = grid.client(settings), one.members, one.place
+        self.replies: dict[str, Message] = {}
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(name=member.name, node_id=k, last_activated_at="once")
+            for k, member in enumerate(self.members)
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        for message in messages:
+            member = self.members[message.metadata.dst_node_id]
+            here = {"name": member.name, "data": str(member.data), "folder": str(self.place / "sites" / member.name)}
+            here["keys"] = str(self.place / "keys")
+            vars(message.metadata)["_message_id"] = str(len(self.replies))  # as a SuperLink does
+            self.replies[message.metadata.message_id] = self.app(message, Context(1, 1, here, RecordDict(), {}))
+        return [*self.replies][-len(messages) :]  # type: ignore[arg-type]
+
+    def pull_messages(self, identities: Iterable[str]) -> list[Message]:
+        return [self.replies[identity] for identity in identities]
+
+
+def test_a_trial_of_tokens(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`flower try` from its command to its folder of results, by the app that it writes and Flower's messages, with no
+    process but this one in place of SuperLink and SuperNodes."""
+
+    def once(one: trial.Trial, tell: Any) -> Any:
+        names, app = [member.name for member in one.members], one.place / "app"
+        write_app(app, one.settings, Order(names, str(one.folder), one.wait, one.resume, str(one.place / "events")))
+        settings = (app / PACKAGE / "job.toml").read_text()
+        config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        grid.server(settings)(Desk(settings, one), Context(1, 0, {}, RecordDict(), config))  # type: ignore[arg-type]
+        return finished(one.folder)
+
+    monkeypatch.chdir(texts)
+    monkeypatch.setattr(trial, "_once", once)
+    monkeypatch.setattr("flwr.app.message.message.TaskIdentity", SimpleNamespace(run_id=1, node_id=1, task_id=1))
+    (texts / "job.toml").write_text(text(JOB))
+    files = ",".join(f"{name}.npz" for name in SITES)
+    assert call(["flower", "try", "--config", "job.toml", "--sites", files, "--out", "run"]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1] == "report: run/report.html"
+    here = Texts(JOB, texts, texts, SITES)
+    state, rows = simulated(JOB, texts / "all.npz")
+    same(here, state, rows)
+    assert "token accuracy" in (texts / "run" / "report.html").read_text()

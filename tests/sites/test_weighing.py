@@ -127,7 +127,9 @@ class Liar:
     def __init__(self, here: Federation, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.here, self.numbers = here, numbers
         terms = serve.terms_of
-        monkeypatch.setattr(serve, "terms_of", lambda config, samples: terms(config, numbers))
+        monkeypatch.setattr(
+            serve, "terms_of", lambda config, roster: terms(config, roster_of(np.cumsum([0, *numbers])))
+        )
 
     def exchange(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
         changed = dict(messages)
@@ -148,7 +150,7 @@ def lenient(here: Federation, share: float = 1.0) -> None:
         here.sites[name] = Site(here.job, data, place, name, policy=rules, keys=here.folder / "keys")
 
 
-def unchecked(frame: Frame, samples: int) -> Roster:
+def unchecked(frame: Frame, samples: int, tokens: int | None) -> Roster:
     """A list of which no site looks after its own number."""
     return roster_of(np.cumsum([0, *frame.fields["samples"]]))
 

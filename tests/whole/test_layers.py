@@ -39,15 +39,19 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # what became of each order without rounds, from which the simulation comes to the same model: 50 lines
     # classes of tokens: what a site says of them, and how much its samples count, in sums and in weights, bounded by
     # its rows: 94; no figures where a site's noise is its own: 17; persons with several rows: 18
-    "fedconcord_sites": Wing(4170, 2800),
+    # models of a site's own: judged under the reply that counted, and kept as a folder that predicts: 70 lines of a
+    # file, 45 of who is asked and told what: 117
+    # statistics of batch normalisation, an exchange a layer by the messages of an evaluation: 60 lines of their form
+    # and of what is said, 45 of the server's half; tokens as weights of secure sums, a second list of numbers: 14
+    "fedconcord_sites": Wing(4422, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
     # signatures of models, in files that openssl reads, and a card of a run at sites: 320 lines
     # keys and certificates that are replaced and revoked while a federation stands: 220 lines; who may submit: 100;
     # health: 95; times in logs: 45. Services, log rotation, firewall, proxy and containers are files, not lines of this
-    # a card, and a trial's end, of a model that nobody judged: 2; persons: 1
-    "fedconcord_flower": Wing(3093, 1600),
+    # a card, and a trial's end, of a model that nobody judged: 2; persons: 1; sums of layers in a preview: 4
+    "fedconcord_flower": Wing(3097, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1360, 1000),  # file and line of an error in somebody else's code: 10 lines
@@ -65,7 +69,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # file of rows of tokens (23); sums of features by class (26); in how many rounds a client is at most (29)
         # persons with several rows: an objective whose samples they are (115), whose a row is, in tables or arrays (47)
         # statistics of batch normalisation by client (14)
-        11770,
+        # sums of one layer's inputs, and statistics of batch normalisation that others made (17)
+        11790,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -222,6 +227,7 @@ def test_the_library_is_held_by_one_head() -> None:
     # evaluations in secure sums: 30 of sums that are no round's, and of rounds that were not judged
     # gone: fields by their former names, 100; modules by their former paths, 101
     # predictions of tokens, causal models of a folder, a site's file of tokens: 76
+    # statistics of batch normalisation whose sums are elsewhere: 18
     # each client answers with a mixture of its model and the server's: 65; prototypes, which all of FedProto is made
     # of with parts that were there: 170; rounds that spend privacy for who is in them: 50
     # persons with several rows, protected with all of them, from tables, arrays and at sites: 205; clients protected
@@ -230,7 +236,7 @@ def test_the_library_is_held_by_one_head() -> None:
     # statistics of batch normalisation by client (SiloBN, and FedBN, which was refused): 26
     # low-rank factors for who goes on with peft: 110
     # `auto`'s duals from round 0 and its hypergradient: 26
-    assert sum(sizes().values()) <= 47_160
+    assert sum(sizes().values()) <= 47_172
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -239,18 +239,26 @@ def measured(of: Pass, layers: int, batches: Sequence[Callable[[], object]], dty
     Args:
         batches: each sends samples through the model; together all of them, once.
     """
-    of.measured, of.is_whole = {}, len(batches) == 1
+    each: dict[str, Measured] = {}
+    for _ in range(layers):
+        sums = sums_of_next(of, each, batches, is_whole=len(batches) == 1)
+        if len(batches) == 1 or not sums:
+            break
+        each |= {name: one.statistics(dtype) for name, one in sums.items()}
+    return each
+
+
+def sums_of_next(
+    of: Pass, measured: dict[str, Measured], batches: Sequence[Callable[[], object]], is_whole: bool = False
+) -> dict[str, Sums]:
+    """Sums of what the next layer gets, by its name, those before it at theirs; in one pass with those after it where
+    all samples are in it, whose statistics come into `measured`."""
+    of.measured, of.sums, of.is_whole = measured, {}, is_whole
     try:
-        for _ in range(layers):
-            of.sums = {}
-            for batch in batches:
-                with suppress(EndedError):
-                    batch()
-            if of.is_whole or not of.sums:
-                break
-            [(name, sums)] = of.sums.items()
-            of.measured[name] = sums.statistics(dtype)
-        return of.measured
+        for batch in batches:
+            with suppress(EndedError):
+                batch()
+        return of.sums
     finally:
         of.measured, of.sums = None, {}
 

@@ -57,7 +57,7 @@ class Terms(NamedTuple):
     scale: Scale
     share: float  # of the clients that must be heard to the end
     cohort: int  # clients of a round, by the job: a server that says most of them are away makes no sum of the others
-    samples: tuple[int, ...]  # [N] training samples, by which clients are drawn and weighed; each looks after its own
+    samples: tuple[int | tuple[int, int], ...]  # [N] training samples, with tokens that weigh; each looks after its own
 
     def needed(self, clients: int) -> int:
         """Of how many clients the shares open a sum that so many began: `share` of the cohort, and always more than

@@ -34,10 +34,10 @@ def of_run(model: bool) -> str:
     )
 
 
-def of_sites() -> str:
-    """Of a run at real sites."""
+def of_sites(model: bool) -> str:
+    """Of a run at real sites; `model`: as of `of_run`."""
     on = ("fedconcord flower try --resume DIR --sites FILES", f"{ON}, if this was a trial; sites are the same")
-    return _text("A run at real sites", REPORT, *MODEL, on)
+    return _text("A run at real sites", REPORT, *(MODEL if model else ()), on)
 
 
 def of_comparison() -> str:

@@ -198,18 +198,29 @@ class Forward:
             return {}
         if self.last is not None and self.last[0] is inputs and torch.equal(self.last[1], x):
             return self.last[2]
-        views, n = self.layout.values(x), len(inputs)
-        size = n if self.passes(n, of) == 1 else self.batch
+        batches = self.batches(x, inputs, of)
+        return self.take(x, inputs, of, layers.measured(of.of, len(of.normalises), batches, x.dtype))
 
-        def batch(a: int) -> Tensor:
-            out: Tensor = functional_call(of.model, views, (inputs[a : min(a + size, n)],))
-            return out
-
-        each = layers.measured(of.of, len(of.normalises), [partial(batch, a) for a in range(0, n, size)], x.dtype)
+    def take(
+        self, x: Tensor, inputs: Inputs, of: layers.Replaced, each: Mapping[str, layers.Measured]
+    ) -> dict[str, Tensor]:
+        """What `statistics` says of them next is this, of each layer."""
         by_name = {f"{name}.running_{k}": value for name, one in each.items() for k, value in one._asdict().items()}
         buffers = {name: by_name.get(name, of.model.get_buffer(name)) for name in of.statistics}
         self.last = inputs, x.clone(), buffers
         return buffers
+
+    def batches(self, x: Tensor, inputs: Inputs, of: layers.Replaced) -> list[Callable[[], Tensor]]:
+        """What sends all of these inputs through the model x [d], batch by batch."""
+        views, n = self.layout.values(x), len(inputs)
+        size = n if self.passes(n, of) == 1 else self.batch
+
+        @torch.no_grad()
+        def batch(a: int) -> Tensor:
+            out: Tensor = functional_call(of.model, views, (inputs[a : min(a + size, n)],))
+            return out
+
+        return [partial(batch, a) for a in range(0, n, size)]
 
     def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
         threads = torch.get_num_threads()

@@ -59,9 +59,10 @@ class PrivateParts:
     @cached_property
     def objective(self) -> Objective:
         """In x, at the first y; `private` has that of u."""
-        return self._of(self.whole.objective)
+        return self.of(self.whole.objective)
 
-    def _of(self, both: Objective) -> Objective:
+    def of(self, both: Objective) -> Objective:
+        """The objective in x of f_i of u that are these."""
         d, hessian, under = self.dim, both.hessian, both.under
 
         def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
@@ -74,12 +75,12 @@ class PrivateParts:
             gradients=gradients,
             loss=lambda x, samples: both.loss(self.joined(x), samples),
             each=None,
-            alone=lambda place: self._of(both.alone(place)),
+            alone=lambda place: self.of(both.alone(place)),
             hessian=hessian and (lambda x, samples: hessian(self.joined(x), samples)[:d, :d]),
             accumulate=None,
             network=None,
             matrices=tuple(one for one in both.matrices if one[0] + one[1] * one[2] <= d),
-            under=under and (lambda conditions: self._of(under(conditions))),
+            under=under and (lambda conditions: self.of(under(conditions))),
             pairs=(),
             private=Parts(self.first, both, self.before, self.frozen),
         )

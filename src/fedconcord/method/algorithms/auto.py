@@ -92,10 +92,10 @@ Duals = Annotated[
 ]
 
 
-def longer(server: Server, move: Tensor, steps: Tensor) -> Tensor:
+def longer(server: Server, move: Tensor, steps: float) -> Tensor:
     """exp(-a cos(g, u)), with g from the cohort's mean move of so many steps."""
-    kept = (1 - server.rho * server.first) ** steps  # of the distance from x, by the pull
-    g = -move * server.rho / (1 - kept) - server.dual
+    rest = (1 - server.rho * server.first) ** steps  # of the distance from x, by the pull
+    g = -move * server.rho / (1 - rest) - server.dual
     cosine = torch.dot(g, server.dual) / (g.norm() * server.dual.norm()).clamp(min=torch.finfo(g.dtype).tiny)
     return torch.exp(-SHRINK * cosine.clamp(min=0) - GROW * cosine.clamp(max=0))
 
@@ -136,7 +136,9 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
     def send(down: Down, server: Server) -> tuple[Tensor, Tensor]:
         return (down.rho + (down.rho == 0)) * (server.mean - down.x), torch.where(down.rho > 0, 1.0, server.rho)
 
-    shift = Settle(send=send, row=lambda sent, row: Row(sent[1] * (row.dual - sent[0])))  # after round 0 rows are moves
+    settle = Settle(
+        send=send, row=lambda shift, row: Row(shift[1] * (row.dual - shift[0]))
+    )  # after round 0 rows are moves
     return Algorithm(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),
@@ -147,7 +149,7 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         update=update,
         models=lambda server: {"answer": server.answer, "mean": server.mean, "server": server.x},
         weights=weights,
-        phases=Phases(settle=shift if duals == "own" else None),
+        phases=Phases(settle=settle if duals == "own" else None),
         step=Step(size=Rule("normed", LENGTH, bound=LONGEST)),
         facts=Facts(
             group="nothing to tune",
