@@ -307,13 +307,17 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "fedasync: FedBuff's increment": asynchronous("method/algorithms/fedasync.py", "(end.x, row)", "(end.x - x, row)"),
     "auto: absent clients' duals stay": untuned(
-        "method/algorithms/auto.py", "server.dual + server.rho * total.move", "server.dual + 0 * total.move"
+        "method/algorithms/auto.py", "server.dual + torch.where(begun", "server.dual + 0 * torch.where(begun"
     ),
     "auto: own duals measured from the server's model": untuned(
-        "method/algorithms/auto.py", "Row(row.dual - shift)", "Row(row.dual - 0 * shift)"
+        "method/algorithms/auto.py", "(row.dual - shift[0])", "(row.dual - 0 * shift[0])"
     ),
     "auto: duals in units of models": untuned(
-        "method/algorithms/auto.py", "row.dual + down.rho * move", "row.dual + move"
+        "method/algorithms/auto.py", "Row(row.dual + gain * move)", "Row(row.dual + move)"
+    ),
+    "auto: rows of round 0 stay moves": untuned("method/algorithms/auto.py", "Row(shift[1] * (", "Row(("),
+    "auto: steps that overshoot grow": untuned(
+        "method/algorithms/auto.py", "-SHRINK * cosine.clamp(min=0)", "SHRINK * cosine.clamp(min=0)"
     ),
     "auto: no step is too long": untuned("method/step/sizes.py", "self.bound * self.length / whole", "self.opening"),
     "losac: phi scaled by N/S": Mutation(

@@ -55,9 +55,8 @@ from fedconcord.method.contract.identity import definition
 from fedconcord.support.parameters import about
 
 LENGTH, LONGEST = 0.7, 0.8 / 0.7  # L, and b, the longest step over it
-EPS, C, R = 0.02, 0.07, 0.01
+EPS, C, R, KEPT = 0.02, 0.07, 0.01, 0.3  # KEPT: weight of the last answer in the answer
 GROW, SHRINK, LEAST = 0.1, 0.3, 0.02  # a where steps grow and shrink, and the least h
-KEPT = 0.3  # weight of the last answer in the answer
 
 
 class Server(NamedTuple):
@@ -94,8 +93,7 @@ Duals = Annotated[
 
 def longer(server: Server, move: Tensor, steps: float) -> Tensor:
     """exp(-a cos(g, u)), with g from the cohort's mean move of so many steps."""
-    rest = (1 - server.rho * server.first) ** steps  # of the distance from x, by the pull
-    g = -move * server.rho / (1 - rest) - server.dual
+    g = -move * server.rho / (1 - (1 - server.rho * server.first) ** steps) - server.dual  # the pull takes some back
     cosine = torch.dot(g, server.dual) / (g.norm() * server.dual.norm()).clamp(min=torch.finfo(g.dtype).tiny)
     return torch.exp(-SHRINK * cosine.clamp(min=0) - GROW * cosine.clamp(max=0))
 
