@@ -5,7 +5,7 @@ a set length (`step.sizes.normed`). In round t a client takes K_i steps from y =
 of ||D||^2 over its steps; all clients' duals move, absent clients' too, by a common part u and an own part u_i:
     D = g(y) + u + u_i + rho (y - x),   y <- y - min(eta, b L / ||D||) D,
     u_i <- u_i + rho (y_i - mean),   u <- u + rho (mean - x),
-    G^2 <- G^2 + eps mean_A s_i,   h <- h exp(-a cos(g, u)), held to [0.02, 1],   eta = h L / G,
+    G^2 <- G^2 + eps mean_A s_i,   h <- h exp(-a cos(g, u)), held to [1/2, 1],   eta = h L / G,
     rho = max(c / K, r) / eta,   x <- mean + u / rho,
 with mean = mean_A y_i, K = mean_A K_i, g what the mean move says of the round's mean gradient and u as it was; a is
 0.1 where that lengthens steps and 0.3 where it shortens them. In round 0 rho = 0, every client takes L over the length
@@ -56,7 +56,7 @@ from fedconcord.support.parameters import about
 
 LENGTH, LONGEST = 0.7, 0.8 / 0.7  # L, and b, the longest step over it
 EPS, C, R, KEPT = 0.02, 0.07, 0.01, 0.3  # KEPT: weight of the last answer in the answer
-GROW, SHRINK, LEAST = 0.1, 0.3, 0.02  # a where steps grow and shrink, and the least h
+GROW, SHRINK, LEAST = 0.1, 0.3, 0.5  # a where steps grow and shrink, and the least h
 
 
 class Server(NamedTuple):
