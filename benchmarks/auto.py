@@ -4,7 +4,7 @@
 
 A target is what tuned FedAvg ends at (the mean over the last third of its rounds), or half of the way from there to the
 best tuned method's. The tuned methods' curves are those of federations.json, seeds 1 and 2; `auto`, and `auto` with one
-part taken out, run the same jobs. `auto`'s constants were chosen on the federations that are not held out.
+part taken out, run the same jobs. `auto`'s constants were chosen on the federations that are not held out, and on those of the arena with that role.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "first step size 0.3 for all": first_step(0.3),
     "first step size 0.1 for all": first_step(0.1),
     "no sum in G": with_constants(EPS=0.0),
+    "no hypergradient": with_constants(GROW=0.0, SHRINK=0.0),
     "no floor r under long rounds": with_constants(R=0.0),
     "duals common": without_own_duals,
     "no extrapolation": with_constants(C=1e3),
