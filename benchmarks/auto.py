@@ -4,7 +4,7 @@
 
 A target is what tuned FedAvg ends at (the mean over the last third of its rounds), or half of the way from there to the
 best tuned method's. The tuned methods' curves are those of federations.json, seeds 1 and 2; `auto`, and `auto` with one
-part taken out, run the same jobs. `auto`'s constants were chosen on the federations that are not held out, and on those of the arena with that role.
+part taken out, run the same jobs. `auto`'s constants were chosen on these that are not held out and on the arena's.
 """
 
 from __future__ import annotations

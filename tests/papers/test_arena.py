@@ -261,6 +261,25 @@ def test_an_arena_that_is_stopped_twice_ends_as_one_that_is_not(done: tuple[Path
     assert first == second
 
 
+def test_a_ratio_of_means_of_thirds_is_no_bit_above_what_it_is() -> None:
+    """20/3 over 16/3 is 5/4, which is within 1.25."""
+
+    def of(label: str, *rounds: float) -> Outcome:
+        return Outcome(Entry(label, label, True), dict(enumerate(rounds)), {}, {}, {}, {}, (), ())
+
+    mine, best = of("mine", 7, 6, 7), of("best", 5, 5, 6)
+    result = Result(
+        chosen(["one label"])[0],
+        Size("", "", 3, 3, 9),
+        0.0,
+        Goals(metric_of("test_accuracy"), {}),
+        "",
+        (mine, best),
+        {},
+    )
+    assert result.ratio(mine) == 1.25
+
+
 # -- federations ---------------------------------------------------------------------------------------------------
 
 

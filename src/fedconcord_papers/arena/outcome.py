@@ -93,7 +93,7 @@ class Result(NamedTuple):
 
     def ratio(self, one: Outcome) -> float:
         """Rounds to the target over the best tuned method's; infinite: never, NaN: no tuned method came there."""
-        return one.mean_rounds / self.best.mean_rounds if self.best is not None else math.nan
+        return round(one.mean_rounds / self.best.mean_rounds, 9) if self.best is not None else math.nan  # 5/4 is 1.25
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for machines."""
