@@ -51,7 +51,7 @@ def first_step(size: float) -> Callable[[], Algorithm]:
     def made() -> Algorithm:
         plain = with_constants()()
         start = plain.start
-        return replace(plain, start=lambda down, row, client: start(down, row, client)._replace(first=size))
+        return replace(plain, start=lambda down, row, client: replace(start(down, row, client), first=size))
 
     return made
 
