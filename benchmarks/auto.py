@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from federations import FEDERATIONS, FRESH, RESULTS, ROOT, every_of, filled, followed, job_of, metrics_of
 
-from fedconcord.method.contract import Algorithm
+from fedconcord.method.contract import Algorithm, Client, Local
 from fedconcord.support import files
 
 PAGE = ROOT / "docs" / "auto.md"
@@ -50,8 +50,12 @@ def first_step(size: float) -> Callable[[], Algorithm]:
 
     def made() -> Algorithm:
         plain = with_constants()()
-        start = plain.start
-        return replace(plain, start=lambda down, row, client: replace(start(down, row, client), first=size))
+
+        def start(down: Any, row: Any, client: Client) -> Local:
+            local = plain.start(down, row, client)
+            return Local(local.x, *local.pieces, first=size)
+
+        return replace(plain, start=start)
 
     return made
 
@@ -153,7 +157,8 @@ def main() -> None:
             for name, one in found.items():
                 held = " (held out)" * FEDERATIONS[name].held_out
                 lead = "" if math.isnan(one.lead) else f"{one.lead:+.1f}"
-                detail.append(f"| {name}{held} | {one.fedavg:.2f} | {one.half:.2f} | {lead} |")
+                ratios = " | ".join("never" if math.isinf(v) else f"{v:.2f}" for v in (one.fedavg, one.half))
+                detail.append(f"| {name}{held} | {ratios} | {lead} |")
     tables = {place: "\n".join(lines) for place, lines in {**parts, "federations": detail}.items()}
     files.write_text(PAGE, filled(PAGE.read_text(), tables))
 
