@@ -310,7 +310,7 @@ MUTATIONS: dict[str, Mutation] = {
         "method/algorithms/auto.py", "server.dual + torch.where(begun", "server.dual + 0 * torch.where(begun"
     ),
     "auto: own duals measured from the server's model": untuned(
-        "method/algorithms/auto.py", "(row.dual - shift[0])", "(row.dual - 0 * shift[0])"
+        "method/algorithms/auto.py", "Row(shift[1] * (row.dual - shift[0]))", "Row(row.dual)"
     ),
     "auto: duals in units of models": untuned(
         "method/algorithms/auto.py", "Row(row.dual + gain * move)", "Row(row.dual + move)"

@@ -72,7 +72,9 @@ PLANTED = {
     "losac: phi scaled by N/S": Planted("losac", ("server's phi times N/S",)),
 }
 
-ELSEWHERE = {  # errors in methods' folders that no trajectory of the referee's problems shows, and why
+ELSEWHERE = {  # errors in methods' folders that the referee has no name for or does not see, and why
+    "auto: rows of round 0 stay moves": "of one round: it is another method to the referee, without a name",
+    "auto: steps that overshoot grow": "of a factor on step sizes: it is another method to the referee, without a name",
     "auto: no step is too long": "of the local rule of step sizes, which no step here is long enough for",
     "fedprox as fedvra: N over S, rounded": "of a table of parameters, not of a method",
     "saga: the table's mean against the method's own constant": "of an oracle on blocks, which are drawn at random",
