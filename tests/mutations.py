@@ -310,12 +310,12 @@ MUTATIONS: dict[str, Mutation] = {
         "method/algorithms/auto.py", "server.dual + torch.where(begun", "server.dual + 0 * torch.where(begun"
     ),
     "auto: own duals measured from the server's model": untuned(
-        "method/algorithms/auto.py", "Row(shift[1] * (row.dual - shift[0]))", "Row(row.dual)"
+        "method/algorithms/auto.py", "Row(shift.unit * (row.dual - shift.common))", "Row(row.dual)"
     ),
     "auto: duals in units of models": untuned(
         "method/algorithms/auto.py", "Row(row.dual + gain * move)", "Row(row.dual + move)"
     ),
-    "auto: rows of round 0 stay moves": untuned("method/algorithms/auto.py", "Row(shift[1] * (", "Row(("),
+    "auto: rows of round 0 stay moves": untuned("method/algorithms/auto.py", "Row(shift.unit * (", "Row(("),
     "auto: steps that overshoot grow": untuned(
         "method/algorithms/auto.py", "-SHRINK * cosine.clamp(min=0)", "SHRINK * cosine.clamp(min=0)"
     ),

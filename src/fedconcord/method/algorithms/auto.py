@@ -86,9 +86,12 @@ class Message(NamedTuple):
     square: Tensor  # [] mean of ||D||^2 over its steps
 
 
-Duals = Annotated[
-    Literal["own", "common"], about("own: clients keep dual variables; common: they keep nothing, and skew stays")
-]
+class Settled(NamedTuple):
+    common: Tensor  # [d] what the cohort's new own duals have in common
+    unit: Tensor  # [] 1; after round 0, whose rows hold moves, rho
+
+
+Duals = Annotated[Literal["own", "common"], about("own: clients keep duals; common: they keep nothing, and skew stays")]
 
 
 def longer(server: Server, move: Tensor, steps: float) -> Tensor:
@@ -131,12 +134,11 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         answer = torch.where(begun, KEPT * server.answer + (1 - KEPT) * mean, mean)
         return Server(x, dual, mean, answer, square, rho, first, factor)
 
-    def send(down: Down, server: Server) -> tuple[Tensor, Tensor]:
-        return (down.rho + (down.rho == 0)) * (server.mean - down.x), torch.where(down.rho > 0, 1.0, server.rho)
+    def send(down: Down, server: Server) -> Settled:
+        gain = down.rho + (down.rho == 0)
+        return Settled(gain * (server.mean - down.x), unit=torch.where(down.rho > 0, 1.0, server.rho))
 
-    settle = Settle(
-        send=send, row=lambda shift, row: Row(shift[1] * (row.dual - shift[0]))
-    )  # after round 0 rows are moves
+    settle = Settle(send=send, row=lambda shift, row: Row(shift.unit * (row.dual - shift.common)))
     return Algorithm(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),
