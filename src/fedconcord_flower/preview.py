@@ -19,7 +19,7 @@ from fedconcord.study.settings.parts import part
 from fedconcord.support.errors import UserError
 from fedconcord_flower import keys
 from fedconcord_sites import policy
-from fedconcord_sites.form import is_private, is_secure, source_of
+from fedconcord_sites.form import has_own_noise, is_secure, source_of
 from fedconcord_sites.gate import HANDSHAKE, JUDGING, PREFIX, ROUNDS
 from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.serve import serve
@@ -106,8 +106,6 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
     layers = {question.fields["layer"] for question, _, _ in log if "layer" in question.fields}
     most = dict.fromkeys(ROUNDS, policy.rounds(source)) | dict.fromkeys((*HANDSHAKE, "prologue", "join"), 1)
     most |= dict.fromkeys(JUDGING, models * policy.evaluations(source)) | {"loss": policy.rounds(source)}
-    of_client = source.values.get("privacy.unit", "client") == "client"
-    is_noisy = is_private(source) and (source.values.get("privacy.kind") == "local" or not of_client)
     answers = dict[tuple[str, str, bool], Answer]()
     for question, answer, length in log:
         key = (question.kind, answer.kind, "layer" in question.fields)
@@ -117,7 +115,7 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
             continue
         leaves = tuple(_leaves(question, answer))
         times = len(layers) if key[2] else 1 + len(layers) * question.kind.startswith(PREFIX)
-        tells = TELLS["layer"] if key[2] and answer.kind == "judged" else _tells(answer, is_noisy)
+        tells = TELLS["layer"] if key[2] and answer.kind == "judged" else _tells(answer, has_own_noise(source))
         answers[key] = Answer(*key[:2], most[question.kind] * times, length, leaves, tells)
     return [*answers.values()], why
 

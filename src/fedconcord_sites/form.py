@@ -160,7 +160,7 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
             f"{why}; use norm=frozen, or torch.nn.GroupNorm in its place"
         )
     check_summed(inner.metrics)
-    _check_secure(config, job)
+    _check_secure(source, config, job)
     if config.clock is not None and config.availability is not None:
         raise UserError(
             "sites come and go by themselves, and availability is of rounds that wait; leave it out, or clock"
@@ -184,10 +184,10 @@ def is_private(source: Source) -> bool:
     return source.values.get("privacy.clip") is not None
 
 
-def has_own_noise(config: Config) -> bool:
+def has_own_noise(source: Source) -> bool:
     """Whether a site's noise is its own, so that it trusts no server: no exact figure of a model leaves it."""
-    privacy = config.privacy
-    return privacy.clip is not None and (privacy.kind == "local" or privacy.unit != "client")
+    kind, unit = (source.values.get(f"privacy.{key}") for key in ("kind", "unit"))
+    return is_private(source) and (kind == "local" or unit in ("sample", "person"))
 
 
 def terms_of(config: Config, roster: Roster) -> Terms | None:
@@ -206,7 +206,7 @@ def _whole_bits(config: Config) -> int | None:
     return whole_bits(config.privacy.noise) if config.privacy.clip is not None and config.privacy.noise else None
 
 
-def _check_secure(config: Config, job: Job) -> None:
+def _check_secure(source: Source, config: Config, job: Job) -> None:
     """Refuse secure sums of a job whose server must see single clients.
 
     Raises:
@@ -223,7 +223,7 @@ def _check_secure(config: Config, job: Job) -> None:
         raise UserError(
             f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
         )
-    if has_own_noise(config):
+    if has_own_noise(source):
         raise UserError(
             "a site whose noise is its own (privacy.kind local, or privacy.unit sample or person) sends one noisy "
             "message a round, and secure sums may have to mask it anew for each try; use central noise of unit client, "

@@ -115,9 +115,8 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     sizes = {name: one["samples"] for name, one in zip(sites, here, strict=True) if not one["own"]}
     sizes |= {name: count - tests[name] for name, count in rows.items()}
     raise_any([f"site {name} has no training sample" for name in link.sites if not sizes[name]])
-    tells_tokens = keys is not None and of_tokens  # of all sites, which say theirs first
-    begins_now = begins and not tells_tokens
-    fields = setup_of(source, link.sites, form, overall, begins_now, [sizes[name] for name in link.sites])
+    tells = keys is not None and of_tokens  # tokens of all sites, which say theirs first
+    fields = setup_of(source, link.sites, form, overall, begins and not tells, [sizes[name] for name in link.sites])
     ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
     theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
@@ -129,7 +128,7 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     raise_any(tokens_wrong(link.sites, theirs, form.shape[0]) if of_tokens else [])
     counts = [one.counts or [] for one in theirs.values()] if of_tokens else None
     messages += ["its number of tokens with a class"] if of_tokens else []
-    if begins and tells_tokens:
+    if begins and tells:
         fields |= {"begins": True, "counts": [trained for trained, _ in counts or []]}
         _all(link, "setup", "ready", dict.fromkeys(there, fields))
     return Agreed(

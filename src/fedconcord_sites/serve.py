@@ -29,6 +29,7 @@ from fedconcord.study.runs.records import finished
 from fedconcord.study.runs.training import prepare_job, threads
 from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
+from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
 from fedconcord_sites import handshake, private
 from fedconcord_sites.asynchronous import Asynchronous, Trace, at_once
@@ -127,12 +128,12 @@ def serve(
     link.await_(agreement.later, Newcomers(source, config, job, agreement))
     job = private.at_server(job, chance, folder)
     with threads(config.engine.threads):
-        return _served(
-            config, job, agreement, link, flow or at_once(exchange), folder, tell, is_resumed and resume, clock
-        )
+        goes_on = is_resumed and resume
+        return _served(source, config, job, agreement, link, flow or at_once(exchange), folder, tell, goes_on, clock)
 
 
 def _served(
+    source: Source,
     config: Config,
     job: Job,
     agreement: Agreed,
@@ -154,7 +155,7 @@ def _served(
     observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
     terms = terms_of(config, deployed.roster)
     sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
-    if has_own_noise(config):
+    if has_own_noise(source):
         deployed.is_judged = False
         tell(Event("ready", f"no model is judged: {UNJUDGED}; judge the last one on public data (fedconcord predict)"))
     if terms is not None:

@@ -297,7 +297,7 @@ class Site:
         about = {"facts": facts(job, config), "samples": [int(whole.roster.samples[0]), len(test[1])]}
         about |= {} if counts is None else {"counts": counts}
         once = None
-        if has_own_noise(config):
+        if has_own_noise(self.source):
             once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
         models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_sample_privacy import CLIP, NOISE, SEED, SIZES, Q, stepped
 from torch import nn
 
 import fedconcord
@@ -32,8 +33,6 @@ from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
 from fedconcord.testing.bench import run
 
-SEED, CLIP, NOISE, Q = 5, 0.4, 1.3, 0.3
-SIZES = (9, 4, 13, 1)  # rows
 OWNERS = [[7, 7, 3, 1, 3, 7, 7, 2, 1], [4, 4, 4, 4], [*"abacabadabaca"], [0]]  # who has each row, client by client
 PERSONS = np.concatenate([np.unique(one, return_inverse=True)[1] for one in OWNERS])
 MANY = (4, 1, 4, 1)  # persons
@@ -82,14 +81,11 @@ def test_local_steps_are_the_papers_equation(engine: Any, noise: float) -> None:
         many = len(order)
         tosses = rng.generator(SEED, rng.Purpose.BATCH, 0, client).random(steps * many).reshape(steps, many)
         for k in range(steps):
-            total = torch.zeros_like(x)
+            batch = []
             for p in np.flatnonzero(tosses[k] < Q):
                 mine = first + np.flatnonzero(PERSONS[first : first + SIZES[client]] == order[p])
-                g = torch.stack([rows.objective.gradient(x, torch.tensor([j])) for j in mine]).mean(0)
-                total += g * min(1.0, CLIP / float(g.norm()))
-            if noise:
-                total += torch.as_tensor(rng.noise(len(x), SEED, 0, client, k)) * (noise * CLIP / SIGMA)
-            x = x - 0.1 * total / (Q * many)
+                batch.append(torch.stack([rows.objective.gradient(x, torch.tensor([j])) for j in mine]).mean(0))
+            x = stepped(x, batch, many, noise, client, k)
         ends.append(x)
     state = advance(one, start(one))
     torch.testing.assert_close(state.server.x, torch.stack(ends).mean(0), rtol=0, atol=1e-6 if noise else 1e-12)

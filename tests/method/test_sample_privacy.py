@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -89,6 +90,18 @@ def after(one: Job, rounds: int = 2) -> torch.Tensor:
     return x
 
 
+def stepped(
+    x: torch.Tensor, gradients: Sequence[torch.Tensor], n: int, noise: float, client: int, k: int
+) -> torch.Tensor:
+    """DP-SGD's step k of a client by hand: clip each gradient, add the keyed noise, divide by q n."""
+    total = torch.zeros_like(x)
+    for g in gradients:
+        total += g * min(1.0, CLIP / float(g.norm()))
+    if noise:
+        total += torch.as_tensor(rng.noise(len(x), SEED, 0, client, k)) * (noise * CLIP / SIGMA)
+    return x - 0.1 * total / (Q * n)
+
+
 # -- a step ----------------------------------------------------------------------------------------------------------
 
 
@@ -103,13 +116,8 @@ def test_local_steps_are_the_papers_equation(engine: Any, noise: float) -> None:
         x, n, first = x0.clone(), SIZES[client], sum(SIZES[:client])
         tosses = rng.generator(SEED, rng.Purpose.BATCH, 0, client).random(steps * n).reshape(steps, n)
         for k in range(steps):
-            total = torch.zeros_like(x)
-            for j in np.flatnonzero(tosses[k] < Q):
-                g = of.objective.gradient(x, torch.tensor([first + j]))
-                total += g * min(1.0, CLIP / float(g.norm()))
-            if noise:
-                total += torch.as_tensor(rng.noise(len(x), SEED, 0, client, k)) * (noise * CLIP / SIGMA)
-            x = x - 0.1 * total / (Q * n)
+            batch = [of.objective.gradient(x, torch.tensor([first + j])) for j in np.flatnonzero(tosses[k] < Q)]
+            x = stepped(x, batch, n, noise, client, k)
         ends.append(x)
     state = advance(one, start(one))
     tolerance = 1e-6 if noise else 1e-12  # of whole numbers, in steps of z C / 2^24

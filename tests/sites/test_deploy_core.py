@@ -153,6 +153,13 @@ class Federation:
         return rows
 
 
+def same_figures(first: Federation, second: Federation) -> None:
+    """The metrics of both runs agree up to the steps of secure sums."""
+    for mine, theirs in zip(first.metrics(), second.metrics(), strict=True):
+        for column in ("test_accuracy", "test_loss", "train_loss"):
+            assert float(mine[column]) == pytest.approx(float(theirs[column]), rel=1e-6, abs=1e-6)
+
+
 def simulated(job: Mapping[str, Any], data: Path, **changes: Any) -> tuple[State, list[dict[str, float]]]:
     """The same job by engine serial, on the table of all: its last state, and its metrics by round."""
     own = {"data": str(data), "validation": "none", "input": {"client": "site"}, "engine": {"name": "serial"}}

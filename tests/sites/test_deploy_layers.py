@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_deploy_core import BASE, SITES, Federation, far, files, quick_disk, same, simulated, text, with_
+from test_deploy_core import BASE, SITES, Federation, far, files, quick_disk, same, same_figures, simulated, text, with_
 from test_jury import meddling
 
 from fedconcord import predict
@@ -133,9 +133,7 @@ def test_statistics_in_a_secure_sum(files: Path, tmp_path: Path) -> None:
     plain = Federation(JOB, files, tmp_path / "plain")
     secure = Federation(with_(JOB, secure={"clip": 16.0, "bits": 48}), files, tmp_path / "secure")
     assert plain.serve().status == secure.serve().status == "complete"
-    for mine, theirs in zip(secure.metrics(), plain.metrics(), strict=True):
-        for column in ("test_accuracy", "test_loss", "train_loss"):
-            assert float(mine[column]) == pytest.approx(float(theirs[column]), rel=1e-6, abs=1e-6)
+    same_figures(secure, plain)
     models = [tensors.read(here.folder / "run" / "model.safetensors")[0] for here in (secure, plain)]
     assert max(far(models[0][name], models[1][name]) for name in models[1]) < 1e-6
     lines = Ledger(tmp_path / "secure" / "sites" / "bern" / "ledger.txt").lines()

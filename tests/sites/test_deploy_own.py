@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_deploy_core import BASE, SITES, Federation, Killed, far, files, leaves, quick_disk, with_
+from test_deploy_core import BASE, SITES, Federation, Killed, far, files, leaves, quick_disk, same_figures, with_
 from test_jury import meddling
 
 from fedconcord import predict
@@ -197,9 +197,7 @@ def test_figures_of_own_models_in_a_secure_sum(files: Path, tmp_path: Path) -> N
     plain = Federation(job, files, tmp_path / "plain")
     secure = Federation(with_(job, secure={"clip": 8.0, "bits": 48}), files, tmp_path / "secure")
     assert plain.serve().status == secure.serve().status == "complete"
-    for mine, theirs in zip(secure.metrics(), plain.metrics(), strict=True):
-        for column in ("test_accuracy", "test_loss", "train_loss"):
-            assert float(mine[column]) == pytest.approx(float(theirs[column]), rel=1e-6, abs=1e-6)
+    same_figures(secure, plain)
     for name in SITES:
         mine, theirs = kept(secure, name), kept(plain, name)
         assert mine is not None

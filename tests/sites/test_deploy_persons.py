@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_deploy_core import Federation, far, leaves, simulated, with_
-from test_deploy_private import JOB, NONE, SITES, Private
+from test_deploy_core import Federation, far, leaves, quick_disk, simulated, with_
+from test_deploy_private import JOB, NONE, SITES, Private, arrays
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
@@ -15,6 +15,7 @@ from fedconcord.support.errors import UserError
 from fedconcord_sites.policy import USUAL
 from fedconcord_sites.site import Site
 
+__all__ = ["quick_disk"]  # a fixture
 PERSONS = {"unit": "person", "clip": 0.3, "noise": 1.0}
 EVERYONE = with_(JOB, local={"batch_size": "poisson(1)"}, privacy=PERSONS, input={"person": "patient"})
 Bytes = Mapping[str, bytes]
@@ -23,21 +24,7 @@ Bytes = Mapping[str, bytes]
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Arrays of 20 rows a site, of seven persons; and all of them."""
-    folder, draw, every = tmp_path_factory.mktemp("arrays"), np.random.default_rng(1), []
-    for name in SITES:
-        x, y = draw.integers(0, 256, (20, 4), np.uint8), draw.integers(0, 3, 20)
-        who = np.array([f"patient-{k}" for k in draw.integers(0, 7, 20)])
-        np.savez(folder / f"{name}.npz", x=x, y=y, patient=who)
-        every.append((x, y, who, np.full(20, name)))
-    x, y, who, client = (np.concatenate(part) for part in zip(*every, strict=True))
-    np.savez(folder / "all.npz", x=x, y=y, patient=who, site=client)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are in their place as ever; that they survive the loss of power is not shown here."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
+    return arrays(tmp_path_factory.mktemp("arrays"), persons=7)
 
 
 def test_sites_take_a_simulations_steps_with_persons(tables: Path, tmp_path: Path) -> None:

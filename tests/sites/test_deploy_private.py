@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_deploy_core import Federation, Killed, far, leaves, simulated, text, with_
+from test_deploy_core import Federation, Killed, far, leaves, quick_disk, simulated, text, with_
 
 from fedconcord.execution.job.accountant import KEYED
 from fedconcord.execution.messages import codec
@@ -27,6 +27,7 @@ from fedconcord_sites.serve import serve
 from fedconcord_sites.site import Site
 
 SITES = ["a", "b", "c", "d"]
+__all__ = ["quick_disk"]  # a fixture
 JOB: dict[str, Any] = {
     "model": "logreg",
     "method": "fedavg",
@@ -42,22 +43,22 @@ ADAPTIVE = "adaptive(start=0.05,rate=0.5,bits=2.0)"
 Bytes = Mapping[str, bytes]
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, draw, every = tmp_path_factory.mktemp("arrays"), np.random.default_rng(1), []
+def arrays(folder: Path, persons: int = 0) -> Path:
+    """Arrays of 20 rows a site, of so many persons where there are any, and all of them in one file."""
+    draw, every = np.random.default_rng(1), list[dict[str, Any]]()
     for name in SITES:
-        x, y = draw.integers(0, 256, (20, 4), np.uint8), draw.integers(0, 3, 20)
-        np.savez(folder / f"{name}.npz", x=x, y=y)
-        every.append((x, y, np.full(20, name)))
-    x, y, client = (np.concatenate(part) for part in zip(*every, strict=True))
-    np.savez(folder / "all.npz", x=x, y=y, site=client)
+        one = {"x": draw.integers(0, 256, (20, 4), np.uint8), "y": draw.integers(0, 3, 20)}
+        if persons:
+            one["patient"] = np.array([f"patient-{k}" for k in draw.integers(0, persons, 20)])
+        np.savez(folder / f"{name}.npz", **one)
+        every.append({**one, "site": np.full(20, name)})
+    np.savez(folder / "all.npz", **{key: np.concatenate([one[key] for one in every]) for key in every[0]})
     return folder
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are in their place as ever; that they survive the loss of power is not shown here."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return arrays(tmp_path_factory.mktemp("arrays"))
 
 
 class Private(Federation):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_deploy_core import BASE, Federation, text, with_, write
+from test_deploy_core import BASE, Federation, quick_disk, text, with_, write
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
@@ -26,14 +26,9 @@ from fedconcord_sites.policy import USUAL, Policy, evaluations
 from fedconcord_sites.serve import check
 from fedconcord_sites.site import Site
 
+__all__ = ["quick_disk"]  # a fixture
 SITES, ROWS = ["basel", "bern", "chur"], 60
 JOB = with_(BASE, method="fedavg", cohort=3, input={"label": ["label"], "ignore": ["name"]})
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are in their place as ever; that they survive the loss of power is not shown here."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
 
 
 @pytest.fixture(scope="module")

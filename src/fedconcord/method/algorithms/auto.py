@@ -91,7 +91,7 @@ class Settled(NamedTuple):
     unit: Tensor  # [] 1; after round 0, whose rows hold moves, rho
 
 
-Duals = Annotated[Literal["own", "common"], about("own: clients keep duals; common: they keep nothing, and skew stays")]
+Duals = Annotated[Literal["own", "common"], about("own: clients keep duals; common: none, so skew is not corrected")]
 
 
 def longer(server: Server, move: Tensor, steps: float) -> Tensor:
