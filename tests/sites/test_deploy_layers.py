@@ -231,6 +231,7 @@ def test_sums_of_another_number_of_rows_are_refused(files: Path, tmp_path: Path)
     [
         ({"local": {"private": "6.*"}}, "and a site's own model has none; use norm=frozen"),
         ({"method": "ditto"}, "and a site's own model has none; use norm=frozen"),
+        ({"norm": "silo"}, "and a site's own model has none; use norm=frozen"),
         ({"clock": "asynchronous(2)", "cohort": 1}, "without rounds (clock) those at work would be missing in them"),
     ],
 )
