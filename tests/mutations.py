@@ -577,6 +577,14 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/moves.py", "return Mine(x, -eta * pull", "return Mine(x, 0 * pull"),),
         ("tests/method/test_compiled.py", "-k", "further"),
     ),
+    "compiled steps: AdamW's moments stand uncorrected": Mutation(
+        (Edit("method/step/compiled/moves.py", "        all.t[s, 0] += 1\n", ""),),
+        ("tests/method/test_compiled.py", "-k", "optimisers"),
+    ),
+    "compiled steps: an optimiser leaves the pull out": Mutation(
+        (Edit("method/step/compiled/moves.py", "add(g, begin, size, x, lo, mine.rho)", "pass"),),
+        ("tests/method/test_compiled.py", "-k", "optimisers"),
+    ),
     "compiled steps: a short batch weighs as a whole one": Mutation(
         (
             Edit(

@@ -32,6 +32,7 @@ from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step import compiled, sizes, step
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.ditto import with_ditto
+from fedconcord.method.wrappers.optimisers import OPTIMISERS, with_optimiser
 from fedconcord.support.errors import UserError
 from table import TABLE, make
 from tiers import tiers
@@ -113,6 +114,34 @@ def test_further_gradients_are_as_serial_has_them(name: str, solver: str, monkey
     for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
         assert_same(run(replace(job, engine=engine), 3), reference)
     assert len(compiled.load(torch.float64).cohort.signatures) <= 2
+
+
+OPTIMISED = {
+    "adamw": OPTIMISERS["adamw"](decay=0.1, eps=1e-3),
+    "of the oracle": OPTIMISERS["adamw"](second="oracle", eps=0.1),
+    "of the direction": OPTIMISERS["adamw"](second="direction", eps=1e-3, state="kept"),
+    "lion": OPTIMISERS["lion"](decay=0.1),
+    "sign": OPTIMISERS["sign"](),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISED)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "afedpd", "fedvra"])
+def test_local_optimisers_are_as_serial_has_them(name: str, optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind pulls, constants and coupled decay; with means of gradients; moments reset and kept."""
+    method = with_optimiser(make(name), OPTIMISED[optimiser])
+    job = Job(small("dense"), method, replace(SCHEDULE, lr=0.01), Solver(weight_decay=0.01), Serial())
+    reference = run(job, 4)
+    monkeypatch.delattr(step, "walk")
+    for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
+        assert_same(run(replace(job, engine=engine), 4), reference)
+
+
+def test_muon_and_a_rule_with_an_optimiser_go_to_torchs_steps() -> None:
+    muon = with_optimiser(make("fedavg"), OPTIMISERS["muon"](), ((0, 8, 36),))
+    for method, solver in ((muon, Solver()), (with_optimiser(make("fedavg"), OPTIMISERS["adamw"]()), Solver(clip=0.5))):
+        job = Job(small("dense"), method, SCHEDULE, solver, Serial())
+        assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
 
 
 def test_two_places_for_a_gradient_go_to_torchs_steps() -> None:

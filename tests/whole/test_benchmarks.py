@@ -76,6 +76,22 @@ def test_job_g_says_where_the_commands_time_went(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_models_take_turns_with_plain_loops() -> None:
+    command = [sys.executable, str(BENCHMARKS / "models.py"), "--only", "normalisation", "--turns", "2"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:]]
+    assert [(row[1], row[2]) for row in rows[:2]] == [
+        ("plain loop, BatchNorm", ""),
+        ("BatchNorm", "plain loop, BatchNorm"),
+    ]
+    assert len(rows) == 8
+    for first, other in zip(rows[::2], rows[1::2], strict=True):
+        assert float(first[3].removesuffix(" ms")) > 0
+        middle, low, high = (float(number) for number in re.findall(r"[\d.]+", other[3]))
+        assert low <= middle <= high
+
+
 def test_scale_has_a_row_for_every_method() -> None:
     command = [sys.executable, str(BENCHMARKS / "scale.py"), "--clients", "200,2000", "--models", "logreg"]
     command += ["--methods", "scaffold", "--rounds", "2", "--warmup", "1"]

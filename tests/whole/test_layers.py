@@ -61,7 +61,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # mixtures of two models (APFL) on the step that Ditto has: 65 lines; prototypes beside any method's messages: 135
     # a local step of one's own, made a whole training of one's own: 50; step sizes by step, of any form: 35
     # `auto`: duals from round 0 and a hypergradient: 25
-    "method": Wing(11815, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # AdamW, Lion and sign steps in compiled rounds, which took five times as long by torch: 100
+    "method": Wing(11917, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -236,7 +237,7 @@ def test_the_library_is_held_by_one_head() -> None:
     # statistics of batch normalisation by client (SiloBN, and FedBN, which was refused): 26
     # low-rank factors for who goes on with peft: 110
     # `auto`'s duals from round 0 and its hypergradient: 26
-    assert sum(sizes().values()) <= 47_172
+    assert sum(sizes().values()) <= 47_280
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

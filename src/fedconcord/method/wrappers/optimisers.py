@@ -116,7 +116,10 @@ def muon(
 
     def pieces(x: Tensor, matrices: tuple[Matrix, ...]) -> tuple[Piece, ...]:
         if not matrices:
-            raise UserError("muon is for hidden weight matrices, and this model has none; use local.optimiser adamw")
+            raise UserError(
+                "muon is for hidden weight matrices, and this model has none that are trained, the factors of adapters "
+                "aside; use local.optimiser adamw"
+            )
         zeros, betas = x.new_zeros(x.shape[-1]), x.new_full((x.shape[-1],), 0.9)
         for begin, rows, columns in matrices:
             betas[begin : begin + rows * columns] = beta

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedconcord.method.contract import Network, Objective
 from fedconcord.method.contract.nested import Beside, Look, Moreau
+from fedconcord.method.contract.optimisers import AdamW, DirectionMoment, Lion, MeanGradient, SecondMoment, Sign
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -73,6 +74,7 @@ def check(objective: Objective, assignment: Assignment) -> None:
 
 
 KNOWN = {Ascent, Look, Moreau, Snapshot, Clip, Table, Beside, Scale, Decay, Constant, Dual, Momentum, Pull}
+TURNED = {MeanGradient, SecondMoment, DirectionMoment, AdamW, Lion, Sign, Scale, Decay, Constant, Pull}
 COLUMNS: dict[type, tuple[str, ...]] = {  # a rule's state in the order of `moves`
     Delta: ("now", "ratio", "moved", "limit", "curvature"),
     Dog: ("now", "reach", "first", "squares"),
@@ -116,6 +118,7 @@ def take(
         ),
         code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
         code.Further(**_further(chain, moving, kind)),
+        code.Optimiser(**_optimiser(code, chain, moving, kind)),
         x.numpy(),
     )
     for column, values in zip(columns, state.T, strict=True):
@@ -127,9 +130,12 @@ def _knows(chain: Chain) -> bool:
     """Whether the compiled steps are those of such a chain."""
     constant, table, dual, momentum, pull = (chain.the(kind) for kind in (Constant, Table, Dual, Momentum, Pull))
     beside = chain.the(Beside)
+    turns = any(isinstance(piece, AdamW | Lion | Sign) for piece in chain.pieces)
+    adamw, seconds = chain.the(AdamW), (chain.the(SecondMoment), chain.the(DirectionMoment))
     points = [piece for piece in chain.pieces if isinstance(piece, Ascent | Look | Moreau)]
     return (
-        chain.is_of(KNOWN)
+        (chain.is_of(KNOWN) or (turns and chain.is_of(TURNED) and isinstance(chain.size, Fixed)))
+        and all(one is None or (adamw is not None and one.beta == adamw.beta2) for one in seconds)
         and len(points) < 2
         and chain.tolerance is None
         and chain.prox is None
@@ -188,6 +194,30 @@ def _further(chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) ->
         "inner_eta": kind(moreau.a if moreau else look.a if look else 0.0),
         "lam": kind(moreau.lam if moreau else 0.0),
         "nested": bool(moreau),
+    }
+
+
+def _optimiser(code: ModuleType, chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) -> dict[str, Any]:
+    """The local optimiser of a chain as fields of `Optimiser`; what moves is written where it lies."""
+    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+    kinds = {AdamW: code.ADAMW, Lion: code.LION, Sign: code.SIGN}
+    optimiser: Any = next((the[of] for of in kinds if of in the), None)
+
+    def of(piece: Any, field: str) -> Any:
+        return getattr(piece, field, None)
+
+    adamw, lion, raw, direction = (the.get(of) for of in (AdamW, Lion, SecondMoment, DirectionMoment))
+    return {
+        "kind": code.PLAIN if optimiser is None else kinds[type(optimiser)],
+        "m": _array(of(optimiser, "m"), 2, kind),
+        "raw": _array(of(raw, "v"), 2, kind),
+        "second": _array(of(direction, "v"), 2, kind),
+        "total": _array(of(the.get(MeanGradient), "total"), 2, kind),
+        "t": _array(of(adamw, "t"), 2, kind),
+        "beta": kind(adamw.beta if adamw else lion.beta1 if lion else 0.0),
+        "beta2": kind(adamw.beta2 if adamw else lion.beta2 if lion else 0.0),
+        "eps": kind(adamw.eps if adamw else 0.0),
+        "decay": kind(of(optimiser, "decay") or 0.0),
     }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedconcord.method.step.compiled.products import UINT, add, compiled, mix, scale
 
+PLAIN, ADAMW, LION, SIGN = range(4)
 NONE, DELTA, DOG, NORMED = range(4)
 SIZE = 0  # of every rule's state; then
 RATIO, MOVED, LIMIT, CURVATURE = range(1, 5)
@@ -57,6 +58,21 @@ class Further(NamedTuple):
     inner_eta: float
     lam: float  # how strongly these pull the point to x
     nested: bool  # lam (x - point) is used in place of the gradient at the point
+
+
+class Optimiser(NamedTuple):
+    """A local optimiser, which turns the direction of a step (`contract.optimisers`); what moves does so in place."""
+
+    kind: int  # PLAIN, ADAMW, LION or SIGN
+    m: np.ndarray  # [S or 0, d] first moments; of one client [d] or [0], so the next three
+    raw: np.ndarray  # [S or 0, d] second moments of gradients
+    second: np.ndarray  # [S or 0, d] and of directions
+    total: np.ndarray  # [S or 0, d] the sum of gradients, where somebody asks for it
+    t: np.ndarray  # [S or 0, 1] AdamW's steps so far; of one client 1 / (1 - beta^t), and the same of beta2
+    beta: float
+    beta2: float
+    eps: float
+    decay: float
 
 
 class Mine(NamedTuple):
@@ -124,6 +140,70 @@ def move(terms, mine, g, begin, lo, size):
     if terms.dual_rate != 0:
         for i in range(size):
             linear[lo + i] += terms.dual_rate * (x[lo + i] - anchor[lo + i])
+
+
+@compiled
+def row(values, s):
+    """A client's, or what all share; [0] of nothing."""
+    if len(values) == 0:
+        return np.empty(0, values.dtype)
+    return values[min(s, len(values) - 1)]
+
+
+@compiled
+def of_client(all, s):
+    """The optimiser of client s in its next step."""
+    corrections = np.ones(2, all.m.dtype)
+    if len(all.t) > 0:
+        all.t[s, 0] += 1
+        for i, beta in enumerate((all.beta, all.beta2)):
+            corrections[i] = 1 / (1 - beta ** all.t[s, 0])
+    m, raw, second, total = row(all.m, s), row(all.raw, s), row(all.second, s), row(all.total, s)
+    return Optimiser(all.kind, m, raw, second, total, corrections, all.beta, all.beta2, all.eps, all.decay)
+
+
+@compiled
+def sign(v, one):
+    """Torch's: 0 for NaN."""
+    return one if v > 0 else -one if v < 0 else one - one
+
+
+@compiled
+def turned(terms, optimiser, mine, g, begin, lo, size):
+    """As `move`, with the whole direction turned into a move by an optimiser."""
+    begin, lo, size = UINT(begin), UINT(lo), UINT(size)
+    x, m, raw, second = mine.x, optimiser.m, optimiser.raw, optimiser.second
+    one = x.dtype.type(1)
+    if len(optimiser.total) > 0:
+        add(optimiser.total, lo, size, g, begin, one)
+    if len(raw) > 0:
+        for i in range(size):
+            raw[lo + i] = optimiser.beta2 * raw[lo + i] + (one - optimiser.beta2) * g[begin + i] * g[begin + i]
+    direct(terms, mine, g, begin, lo, size)
+    if mine.rho != 0:
+        add(g, begin, size, x, lo, mine.rho)
+        if len(mine.anchor) > 0:
+            add(g, begin, size, mine.anchor, lo, -mine.rho)
+    if len(second) > 0:
+        for i in range(size):
+            second[lo + i] = optimiser.beta2 * second[lo + i] + (one - optimiser.beta2) * g[begin + i] * g[begin + i]
+    if optimiser.kind == ADAMW:
+        first, other, now = optimiser.t[0], optimiser.t[1], raw if len(raw) > 0 else second
+        for i in range(size):
+            v = now[lo + i]
+            if len(second) > 0:
+                v = max(v, second[lo + i])
+            m[lo + i] += (one - optimiser.beta) * (g[begin + i] - m[lo + i])
+            g[begin + i] = first * m[lo + i] / (np.sqrt(other * v) + optimiser.eps)
+    elif optimiser.kind == LION:
+        for i in range(size):
+            now = g[begin + i]
+            g[begin + i] = sign(m[lo + i] + (one - optimiser.beta) * (now - m[lo + i]), one)
+            m[lo + i] += (one - optimiser.beta2) * (now - m[lo + i])
+    else:
+        for i in range(size):
+            g[begin + i] = sign(g[begin + i], one)
+    mix(x, lo, size, one - mine.eta * optimiser.decay, g, begin, -mine.eta)
 
 
 @compiled

@@ -11,19 +11,27 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.method.step.compiled.moves import (
+    ADAMW,
     DELTA,
     DOG,
+    LION,
     NONE,
     NORMED,
+    PLAIN,
+    SIGN,
     Further,
     Mine,
+    Optimiser,
     Terms,
     directed,
     gauge,
     move,
     norm,
+    of_client,
+    row,
     second,
     stride,
+    turned,
 )
 from fedconcord.method.step.compiled.products import (
     UINT,
@@ -38,8 +46,8 @@ from fedconcord.method.step.compiled.products import (
     updates,
 )
 
-__all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED"]
-__all__ += ["Draw", "Further", "Net", "Terms", "cohort"]
+__all__ = ["ADAMW", "CROSS_ENTROPY", "DELTA", "DOG", "LION", "LOGISTIC", "NONE", "NORMED", "PLAIN", "SIGN", "SQUARED"]
+__all__ += ["Draw", "Further", "Net", "Optimiser", "Terms", "cohort"]
 
 CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
 TILE = 4096  # numbers in the rows of a layer that are dealt with at once, in the first cache
@@ -192,19 +200,12 @@ STORE, ADD, HEAVY_BALL, MOVE, DIRECT = range(5)
 
 
 @compiled
-def row(values, s):
-    """A client's, or what all share; [0] of nothing."""
-    if len(values) == 0:
-        return np.empty(0, values.dtype)
-    return values[min(s, len(values) - 1)]
-
-
-@compiled
-def backward(net, own, terms, mine, at, B, mode, keep):
+def backward(net, own, terms, optimiser, mine, at, B, mode, keep):
     """What is to be done with the gradient at `at`, some rows of a layer after the other, last layer first.
 
     STORE: own.gradient <- keep own.gradient + gradient, keep 0 or 1. ADD: x <- keep x - eta linear + gradient.
-    HEAVY_BALL: the same to the momentum buffer, and x <- keep x - eta buffer + pull anchor. MOVE: as `move` has it.
+    HEAVY_BALL: the same to the momentum buffer, and x <- keep x - eta buffer + pull anchor. MOVE: as `move` has it, or
+    with an optimiser `turned`.
     DIRECT: own.gradient <- gradient + linear + (rho + weight decay) x, and own.sums as `gauge` has them.
     """
     zero, one, a = at.dtype.type(0), at.dtype.type(1), own.activations
@@ -243,8 +244,10 @@ def backward(net, own, terms, mine, at, B, mode, keep):
                     scale(into, w, size, kept)
                 for b in range(B):
                     add(into, w, m, f, b * m, one)
-            if mode == MOVE:
+            if mode == MOVE and optimiser.kind == PLAIN:
                 move(terms, mine, own.tile, 0, lo, size)
+            elif mode == MOVE:
+                turned(terms, optimiser, mine, own.tile, 0, lo, size)
             elif mode == DIRECT:
                 rate = mine.rho + terms.weight_decay
                 gauge(terms, own.gradient, own.last, mine.x, lo, size, rate, own.sums, own.sums[2] > 0)
@@ -278,14 +281,14 @@ BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before
 
 
 @kept
-def cohort(net, draw, terms, further, x):
+def cohort(net, draw, terms, further, optimiser, x):
     """All steps of the clients of a cohort; x [S, d] in place."""
     own = scratch(net, draw, terms, further.nested, x)
     zero, one = x.dtype.type(0), x.dtype.type(1)
     ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
     ruled = terms.rule != NONE
     whole = refers or further.nested or terms.clip > 0
-    added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
+    added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov and optimiser.kind == PLAIN
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
@@ -301,6 +304,7 @@ def cohort(net, draw, terms, further, x):
             eta = terms.eta[k]
             rho, pull = terms.prox[s], eta * terms.prox[s]
             mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
+            now = of_client(optimiser, s)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
             for i in range(x.shape[1] if further.inner > 0 else 0):
@@ -340,7 +344,7 @@ def cohort(net, draw, terms, further, x):
                             own.gradient[i] = away if keep == 0 else own.gradient[i] + away
                         continue
                 forward(net, own, at, B, factor)
-                backward(net, own, terms, moves, at, B, mode, keep)
+                backward(net, own, terms, now, moves, at, B, mode, keep)
                 if turn == ASCENT:
                     ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, point)
             if whole:
