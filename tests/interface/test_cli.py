@@ -469,6 +469,19 @@ for line in {lines}:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_a_run_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    line = ["run", "--data", "digits", "--rounds", "2", "--out", str(tmp_path / "out")]
+    code = f"""
+import sys
+from fedconcord.interface.cli import call
+assert call({line}) == 0
+slow = ("numba", "sklearn", "scipy.optimize", "pyarrow", "pandas", "optuna", "matplotlib", "transformers", "flwr")
+sys.exit(", ".join(name for name in slow if name in sys.modules) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr.splitlines()[-1]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("command", ["run", "diagnose", "compare --methods fedavg", "tune --methods fedavg"])
 def test_a_device_that_is_not_there_is_refused_before_a_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
