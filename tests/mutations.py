@@ -97,6 +97,10 @@ def steps(file: str, old: str, new: str) -> Mutation:
     return Mutation((Edit(f"method/{file}.py", old, new),), ("tests/method/test_sample_privacy.py",))
 
 
+def trees(old: str, new: str) -> Mutation:
+    return Mutation((Edit("method/step/noise.py", old, new),), ("tests/method/test_tree_privacy.py",))
+
+
 def persons(old: str, new: str) -> Mutation:
     file = "federation/objectives/persons.py"
     return Mutation((Edit(file, old, new),), ("tests/method/test_person_privacy.py",))
@@ -710,6 +714,10 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
     ),
+    "privacy of trees: noise by step": trees("noise - sum(cover.pop()", "noise - 0 * sum(cover.pop()"),
+    "privacy of trees: a pass is one node": trees("sum(1 + (n - 1).bit_length() for", "sum(1 for"),
+    "privacy of trees: a node's noise is taken off twice": trees("len(cover) + 1 - (before", "len(cover) - (before"),
+    "privacy of trees: a pass goes on in the next one's tree": trees("if not is_root:", "if order.steps > step + 1:"),
     "privacy of persons: rows are clipped, and persons accounted": persons(
         "number = numbered(owner, persons)", "number = np.arange(len(owner))"
     ),
