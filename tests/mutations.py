@@ -714,9 +714,11 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
     ),
-    "privacy of trees: noise by step": trees("noise - sum(cover.pop()", "noise - 0 * sum(cover.pop()"),
+    "privacy of trees: noise by step": trees("noise - sum(cover.pop(last)", "noise - 0 * sum(cover.pop(last)"),
     "privacy of trees: a pass is one node": trees("sum(1 + (n - 1).bit_length() for", "sum(1 for"),
-    "privacy of trees: a node's noise is taken off twice": trees("len(cover) + 1 - (before", "len(cover) - (before"),
+    "privacy of trees: the last step has no root": trees(
+        "rule.leaves == t or order.steps == step + 1", "t == rule.leaves"
+    ),
     "privacy of trees: a pass goes on in the next one's tree": trees("if not is_root:", "if order.steps > step + 1:"),
     "privacy of persons: rows are clipped, and persons accounted": persons(
         "number = numbered(owner, persons)", "number = np.arange(len(owner))"

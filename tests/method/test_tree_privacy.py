@@ -38,7 +38,9 @@ SHAPES = [*((m, m) for m in range(1, 18)), (3, 8), (7, 5), (12, 5), (26, 12), (4
 
 def job(algorithm: Algorithm, engine: Any = None, noise: float = NOISE, of: Any = None, m: int = M) -> Job:
     schedule = Schedule(SEED, len(SIZES), 0.1, uniform(1, 12), "steps", disjoint(m))
-    return Job(of or problem(), with_sample_privacy(algorithm, CLIP, noise, 1 / m, m), schedule, engine=engine or Serial())
+    return Job(
+        of or problem(), with_sample_privacy(algorithm, CLIP, noise, 1 / m, m), schedule, engine=engine or Serial()
+    )
 
 
 def cover(t: int, n: int) -> list[int]:
@@ -174,8 +176,8 @@ def test_removing_a_sample_moves_the_nodes_above_its_step_by_the_bound_and_no_ot
 
 
 def test_the_best_attack_on_a_pass_is_as_strong_as_epsilon_says() -> None:
-    """The likelihood ratio of a sample in the first step, from what steps release: of noise by step it would be z alone,
-    and accounted as such a pass of this noise would spend three times as much in square."""
+    """The likelihood ratio of a sample of the first step, from what steps release: its square is that of as many nodes
+    as are accounted, where noise by step would make it one."""
     m, x = 8, problem().init(SEED)
     drawn = []
     for seed in range(400):
@@ -271,14 +273,16 @@ def test_batches_of_another_kind_or_number_are_refused() -> None:
 
 
 def test_batches_of_a_number_are_refused_with_both_ways_out() -> None:
-    with pytest.raises(UserError, match=r"'poisson\(0.05\)' --dp-clip 1, or 'disjoint\(20\)'"):
+    with pytest.raises(UserError, match=r"'poisson\(0.05\)' --dp-clip 1, or, without coins, 'disjoint\(20\)'"):
         config_of(**{"local.batch_size": 10})
 
 
 def test_without_privacy_they_are_means_of_who_is_there() -> None:
     one = job(make("scaffold"))
     plain = replace(one, algorithm=make("scaffold"), schedule=replace(one.schedule, work=fixed(7)))
-    ends = [run(replace(plain, engine=engine), 3).server.x for engine in (Serial(), Stacked(), Stacked(chunk=2), Wire())]
+    ends = [
+        run(replace(plain, engine=engine), 3).server.x for engine in (Serial(), Stacked(), Stacked(chunk=2), Wire())
+    ]
     for end in ends[1:]:
         torch.testing.assert_close(end, ends[0], rtol=0, atol=1e-12)
     assert bool(ends[0].isfinite().all())

@@ -11,8 +11,8 @@ where that is no secret coin, is public.
         same rounds.
 Of a sample, or of a person with all its rows at a client: neighbours differ in one sample, or person, of one client,
 whose gradients count as zeros in one of them. Every local step is a Gaussian mechanism subsampled with q, the chance of
-a sample or person to be in it, with as many steps in a round as any client has in any. With disjoint batches every
-node of the tree that one is in is a Gaussian mechanism in place of its step (`method.step.noise`).
+a sample or person to be in it, with as many steps in a round as any client has in any; with disjoint batches, every
+node of a tree that it is in is a Gaussian mechanism (`method.step.noise`).
 Rounds are those of the client that is drawn for most, where the draws are known before the run, and else all.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
 which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no

@@ -227,7 +227,7 @@ def _of_samples(job: Job, rule: StepNoise) -> Iterator[str]:
         chance = f"by its own coin of chance {rule.probability:g}"
         how = chance if rule.leaves == 1 else f"once in {rule.leaves} steps in a row"
         rival = f"poisson({rule.probability:g})" if rule.leaves == 1 else f"disjoint({rule.leaves})"
-        yield f"{why} needs batches that each sample is in {how}, given batch_size {size}; give the schedule work.{rival}"
+        yield f"{why} needs batches with each sample {how}, given batch_size {size}; give the schedule work.{rival}"
     for what, advice in _askers(job):
         yield f"{why} covers the gradients of local steps, and {what}; {advice}"
     if gradients_of(job.assignment.pieces(forms(algorithm, job.problem.init(job.schedule.seed)).local)) > 1:

@@ -143,7 +143,7 @@ class Coins(NamedTuple):
 
 
 class Disjoint(NamedTuple):
-    """Batches for the same without coins: a pass is so many steps at every client, and each sample is in one of them."""
+    """Batches for the same without coins: so many steps a pass at every client, and each sample in one of them."""
 
     steps: int  # M, of a pass
 
@@ -179,8 +179,8 @@ BATCHES: dict[str, Callable[..., Size]] = by_name(full, poisson, disjoint)
 
 
 def shares_of(size: Size) -> tuple[float, int] | None:
-    """What privacy of samples accounts by: the share of a client's samples that is in a step on average, and in how many
-    steps in a row each is once, by no coin; None: it does not account such batches."""
+    """What privacy of samples accounts by: the share of a client's samples that is in a step on average, and in how
+    many steps in a row each is once, 1 with coins; None: it does not account such batches."""
     if isinstance(size, Coins):
         return size.probability, 1
     return (1 / size.steps, size.steps) if isinstance(size, Disjoint) else None
@@ -201,22 +201,24 @@ def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: 
     Each epoch is a fresh permutation; B = min(batch_size, n).
     """
     size = min(batch_size, n)
-    return _passes(seed, round, client, n, (epoch_steps(n, size), size), steps).reshape(-1, size)[:steps]
+    per_epoch = epoch_steps(n, size)
+    return _passes(seed, round, client, n, per_epoch * size, -(-steps // per_epoch)).reshape(-1, size)[:steps]
 
 
 def parted(seed: int, round: int, client: int, n: int, parts: int, steps: int) -> np.ndarray:
     """Sample positions [steps, B] of a client in a round, B = ceil(n / parts) or one less, which -1 pads."""
-    drawn = _passes(seed, round, client, n, (-(-n // parts), parts), steps)
-    return drawn.swapaxes(1, 2).reshape(-1, drawn.shape[1])[:steps]
+    size = -(-n // parts)
+    drawn = _passes(seed, round, client, n, parts * size, -(-steps // parts))
+    return drawn.reshape(-1, size, parts).swapaxes(1, 2).reshape(-1, size)[:steps]
 
 
-def _passes(seed: int, round: int, client: int, n: int, shape: tuple[int, int], steps: int) -> np.ndarray:
-    """A fresh permutation of n samples for each pass, in this shape [passes, ., .]; -1 pads."""
+def _passes(seed: int, round: int, client: int, n: int, room: int, passes: int) -> np.ndarray:
+    """A fresh permutation of n samples for each pass, in so much room [passes, room]; -1 pads."""
     draw = rng.generator(seed, rng.Purpose.BATCH, round, client)
-    out = np.full((-(-steps // shape[0]), shape[0] * shape[1]), -1, np.int64)
+    out = np.full((passes, room), -1, np.int64)
     for epoch in out:
         epoch[:n] = draw.permutation(n)
-    return out.reshape(-1, *shape)
+    return out
 
 
 def tossed(seed: int, round: int, client: int, n: int, coins: Coins, steps: int) -> np.ndarray:

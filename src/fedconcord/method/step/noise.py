@@ -14,9 +14,9 @@ alone. So every step adds one node, whose noise is drawn then, and takes off tho
 
     **What is seen** is the nodes: whole numbers y_v = sum of the rounded G_s of the steps s of v, and the node's noise.
     G_t + N_t - N_{t-1} is a difference of sums of them, and all that a client does is made of such.
-    **How far one sample moves them.** It is in one step, whose G_s it moves by a whole vector of SIGMA / z at most. That
-    very vector moves the nodes above s, ceil(log2 M) + 1 at most (of the first step: 1, 2, 4, ..., and the root), and
-    no others. The last pass of a round may have fewer steps, and then counts the fewer nodes of these.
+    **How far one sample moves them.** It is in one step, whose G_s it moves by a whole vector of SIGMA / z at most. By
+    that very vector it moves the nodes above s, ceil(log2 M) + 1 at most (those that end at step 1, 2, 4, ... and the
+    root above the first step), and no others. A last pass of fewer steps in a round has the nodes of these.
     **What it costs.** Given the nodes before, the G_s of all other steps are the same with and without the sample: they
     look at the samples through those nodes alone. So each node above s is one more discrete Gaussian, of noise z, after
     what was seen; they compose as adaptive Gaussian mechanisms do, within a pass, over passes and over rounds.
@@ -45,7 +45,9 @@ class _Round(NamedTuple):
     rule: StepNoise
     counts: np.ndarray  # [S] samples of each client
     orders: Sequence[Orders]  # of each
-    covers: Sequence[list[np.ndarray]]  # of each: the noises of the nodes that cover the steps of its pass so far
+    covers: Sequence[
+        dict[int, np.ndarray]
+    ]  # of each: noises of the nodes that cover its pass so far, by their last step
 
 
 def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders: Sequence[Orders]) -> Objective:
@@ -57,7 +59,7 @@ def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders
     """
     places = torch.arange(len(counts), device=objective.device)[:, None]
     conditions = (objective.conditions or Conditions())._replace(place=places)
-    return _under(objective, _Round(rule, counts, orders, [[] for _ in orders]), conditions)
+    return _under(objective, _Round(rule, counts, orders, [{} for _ in orders]), conditions)
 
 
 def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
@@ -107,14 +109,14 @@ def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
 def _noise(of: _Round, place: int, step: int, d: int) -> np.ndarray:
     """N_t - N_{t-1} [d] int64 of a client's step; a step is taken once, and in its order."""
     rule, order, cover = of.rule, of.orders[place], of.covers[place]
-    before = step % rule.leaves  # steps of the pass, which the binary digits of their number cover
-    assert len(cover) == before.bit_count()
+    t = step % rule.leaves + 1
+    assert max(cover, default=0) == t - 1
     noise = rule.draw(d, order.seed, order.round, order.id, step)
-    is_root = rule.leaves == before + 1 or order.steps == step + 1
-    below = len(cover) if is_root else len(cover) + 1 - (before + 1).bit_count()
-    difference = noise - sum(cover.pop() for _ in range(below))
+    is_root = rule.leaves == t or order.steps == step + 1
+    before = 0 if is_root else t & (t - 1)  # t without its lowest digit: the new node is of the steps behind it
+    difference = noise - sum(cover.pop(last) for last in [*cover] if last > before)
     if not is_root:
-        cover.append(noise)
+        cover[t] = noise
     return difference
 
 

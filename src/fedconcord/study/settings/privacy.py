@@ -36,7 +36,8 @@ def calibrated(config: Config) -> Config:
         raise UserError(
             f"privacy.unit {unit} needs a bound on a {unit}'s gradient and batches that each {unit} is in by its own "
             f"coin, or once in so many steps, given privacy.clip {grammar.text(privacy.clip)} and local.batch_size "
-            f"{size}; give all three, as in --dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1, or 'disjoint(20)'"
+            f"{size}; give all three, as in --dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1, or, without "
+            "coins, 'disjoint(20)'"
         )
     if privacy.clip is None:
         keys = ("noise", "epsilon", "client_clip", "client_noise")
