@@ -707,9 +707,7 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: divided by who came": steps(
         "step/noise", "rule.probability * int(of.counts[place])", "max(1, len(samples))"
     ),
-    "privacy of samples: the first step's noise in all": steps(
-        "step/noise", "order.id, conditions.step)", "order.id, 0)"
-    ),
+    "privacy of samples: the first step's noise in all": steps("step/noise", "order.id, step)", "order.id, 0)"),
     "privacy of samples: no room for rounding": steps("contract/grid", " - math.sqrt(d)) / (1 + margin)", ")"),
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"

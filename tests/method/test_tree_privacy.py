@@ -269,7 +269,7 @@ def test_batches_of_another_kind_or_number_are_refused() -> None:
     one = job(METHODS["fedavg"]())
     for size in (4, None, disjoint(M - 1), poisson(1 / M)):
         (why,) = reasons(replace(one, schedule=replace(one.schedule, batch_size=size)))
-        assert why.endswith(f"once in 5 steps in a row, given batch_size {size}; give the schedule work.disjoint(5)")
+        assert why.endswith(f"by disjoint(5), given batch_size {size}; give the schedule work.disjoint(5)")
 
 
 def test_batches_of_a_number_are_refused_with_both_ways_out() -> None:

@@ -208,8 +208,8 @@ def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: 
 def parted(seed: int, round: int, client: int, n: int, parts: int, steps: int) -> np.ndarray:
     """Sample positions [steps, B] of a client in a round, B = ceil(n / parts) or one less, which -1 pads."""
     size = -(-n // parts)
-    drawn = _passes(seed, round, client, n, parts * size, -(-steps // parts))
-    return drawn.reshape(-1, size, parts).swapaxes(1, 2).reshape(-1, size)[:steps]
+    passes = _passes(seed, round, client, n, parts * size, -(-steps // parts))
+    return passes.reshape(-1, size, parts).swapaxes(1, 2).reshape(-1, size)[:steps]
 
 
 def _passes(seed: int, round: int, client: int, n: int, room: int, passes: int) -> np.ndarray:
@@ -280,9 +280,7 @@ class Keyed(NamedTuple):
             return -(-n // algorithm.step.blocks)
         if isinstance(self.batch_size, Coins):
             return math.ceil(n * self.batch_size.probability)
-        if isinstance(self.batch_size, Disjoint):
-            return -(-n // self.batch_size.steps)
-        return n if self.batch_size is None else min(self.batch_size, n)
+        return min(self.batch_size, n) if isinstance(self.batch_size, int) else -(-n // epoch_steps(n, self.batch_size))
 
     def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
         """Mini-batches [S] in a full gradient of clients that hold n [S] samples."""

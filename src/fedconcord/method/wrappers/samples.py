@@ -3,8 +3,8 @@
 The unit of protection is a sample, as a patient in a hospital's table, and nobody beside its client is trusted: not
 the server, nor other clients. A client meets its samples in the gradients of its local steps alone, and each of these
 is that of DP-SGD (Abadi et al., CCS 2016, Algorithm 1) or, without coins, has the correlated noise of a tree (Kairouz
-et al., ICML 2021); `step.noise` has both. All that it makes of them, messages, rows that it
-keeps, control variates and dual variables, is made of noisy gradients and of what it was sent, and spends no more.
+et al., ICML 2021); `step.noise` has both. All that it makes of them, messages, rows that it keeps, control variates and
+dual variables, is made of noisy gradients and of what it was sent, and spends no more.
 
 Two runs are neighbours if they differ in one sample of one client, whose gradients are there in one and count as zeros
 in the other. How many samples a client has is public. Where the objective's samples are persons with several rows each
