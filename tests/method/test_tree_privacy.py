@@ -252,6 +252,27 @@ def test_noise_is_found_for_the_nodes_and_said() -> None:
     assert "noise of a binary tree over the 20 local steps of a pass, each sample in one of them and in 6 nodes" in said
 
 
+def test_clients_beside_samples_spend_by_the_noise_of_their_sum_as_ever() -> None:
+    tree, pair = {"local.batch_size": "disjoint(20)"}, {"privacy.client_clip": 0.05, "privacy.client_noise": 2.0}
+    both, alone, coins = (budget_of(config_of(**more)) for more in ({**tree, **pair}, tree, pair))
+    assert both is not None
+    assert alone is not None
+    assert coins is not None
+    assert both.spending == alone.spending != coins.spending
+    assert both.of_client == coins.of_client
+
+
+def test_rounds_count_for_who_is_in_them() -> None:
+    """The nodes of the rounds of the client that is drawn for most."""
+    more = {"clients": 12, "cohort": 3, "rounds": 20, "sampling": "uniform", "privacy.noise": 9.0}
+    budget = budget_of(config_of(**more, **{"local.batch_size": "disjoint(20)"}))
+    assert budget is not None
+    assert budget.spending.most is not None
+    most = budget.spending.most[-1]
+    assert most < 20
+    assert 0.98 * DELTA < analytic(9.0 / math.sqrt(6 * most), budget.spending.epsilon(20)) <= DELTA * (1 + 1e-6)
+
+
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     many = {"local.batch_size": "disjoint(6)", "local.epochs": "uniform(1,2)"}
     fedconcord.run(settings=settings(**many), out=tmp_path / "whole")
