@@ -97,6 +97,10 @@ def steps(file: str, old: str, new: str) -> Mutation:
     return Mutation((Edit(f"method/{file}.py", old, new),), ("tests/method/test_sample_privacy.py",))
 
 
+def trees(old: str, new: str) -> Mutation:
+    return Mutation((Edit("method/step/noise.py", old, new),), ("tests/method/test_tree_privacy.py",))
+
+
 def persons(old: str, new: str) -> Mutation:
     file = "federation/objectives/persons.py"
     return Mutation((Edit(file, old, new),), ("tests/method/test_person_privacy.py",))
@@ -711,13 +715,17 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy of samples: divided by who came": steps(
         "step/noise", "rule.probability * int(of.counts[place])", "max(1, len(samples))"
     ),
-    "privacy of samples: the first step's noise in all": steps(
-        "step/noise", "order.id, conditions.step)", "order.id, 0)"
-    ),
+    "privacy of samples: the first step's noise in all": steps("step/noise", "order.id, step)", "order.id, 0)"),
     "privacy of samples: no room for rounding": steps("contract/grid", " - math.sqrt(d)) / (1 + margin)", ")"),
     "privacy of samples: a sample's masks are its client's": steps(
         "step/noise", "mine.masks + torch.arange(samples, device=mine.masks.device)[:, None]", "mine.masks"
     ),
+    "privacy of trees: noise by step": trees("noise - sum(cover.pop(last)", "noise - 0 * sum(cover.pop(last)"),
+    "privacy of trees: a pass is one node": trees("sum(1 + (n - 1).bit_length() for", "sum(1 for"),
+    "privacy of trees: the last step has no root": trees(
+        "rule.leaves == t or order.steps == step + 1", "t == rule.leaves"
+    ),
+    "privacy of trees: a pass goes on in the next one's tree": trees("if not is_root:", "if order.steps > step + 1:"),
     "privacy of persons: rows are clipped, and persons accounted": persons(
         "number = numbered(owner, persons)", "number = np.arange(len(owner))"
     ),

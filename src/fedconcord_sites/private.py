@@ -48,12 +48,12 @@ def at_site(job: Job, chance: Chance) -> Job:
     if step.noise is None:
         return replace(job, algorithm=_unkeyed(job.algorithm, chance))
     assert isinstance(schedule, Schedule)
-    assert isinstance(schedule.batch_size, Coins)
+    size = schedule.batch_size
     noise = step.noise._replace(draw=lambda n, seed, round, client, step: chance.discrete(n))
     return replace(
         job,
         algorithm=replace(job.algorithm, step=step._replace(noise=noise)),
-        schedule=replace(schedule, batch_size=schedule.batch_size._replace(toss=chance.uniform)),
+        schedule=replace(schedule, batch_size=size._replace(toss=chance.uniform) if isinstance(size, Coins) else size),
     )
 
 

@@ -548,7 +548,7 @@ MISTAKES = {
     "clients, which only the sum of all contributions preserves; use aggregate mean, or a method such as fedavg",
     "report": "missing argument 'PATH...'; `fedconcord report --help` shows what there is",
     "run --lr -1": "local.lr must be a number > 0 or a rule such as auto, given -1 (--lr)",
-    "run --batch-size ful": "unknown batches 'ful' (did you mean 'full'?); known: full, poisson",
+    "run --batch-size ful": "unknown batches 'ful' (did you mean 'full'?); known: disjoint, full, poisson",
     "run --seeds 0,1": "a run takes one seed, given 2 (--seeds); use fedconcord compare for several",
     "compare --methods fedavg --jobs 0": "--jobs must be an integer >= 1, given '0'",
     "compare --methods fedavg,fedavgg": None,

@@ -341,6 +341,20 @@ def test_a_site_whose_samples_are_private_gives_no_second_noise(tables: Path, tm
     assert (refused.kind, "spend privacy twice" in refused.fields["why"]) == ("refused", True)
 
 
+def test_without_coins_a_sites_message_has_the_noise_of_its_passs_root_alone(tables: Path, tmp_path: Path) -> None:
+    """Kept in memory from step to step, of draws that nobody can repeat; without noise it is a simulation's."""
+    job = with_(with_(JOB, **SAMPLES), rounds=1, local={"lr": 1e-6, "batch_size": "disjoint(3)"})
+    draws: list[np.ndarray] = []
+    noisy, quiet = Private(job, tables, tmp_path / "noisy", counted(draws)), Private(job, tables, tmp_path / "0", NONE)
+    assert noisy.run() == quiet.run() == "complete"
+    assert [len(one) for one in draws] == [len(noisy.server()["x"])] * 9  # three sites, each with three steps
+    mean = torch.as_tensor(np.mean(draws[2::3], axis=0) * 0.3 / 2**24)
+    moved = (noisy.server()["x"] - quiet.server()["x"]) * noisy.said()["sites"][0]["samples"] / 3 / -1e-6
+    assert far(moved, mean) < 1e-3 * float(mean.abs().max())
+    state, _ = simulated(with_(job, privacy={"noise": 0.0}), tables / "all.npz")
+    assert far(quiet.server()["x"], leaves(state.server)["x"]) < 1e-12
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "poisson"])
 def test_sites_may_be_protected_beside_their_rows(sampling: str, tables: Path, tmp_path: Path) -> None:
     """Each step has noise of its site, the sum noise of the server; and both epsilons are shown."""

@@ -11,7 +11,8 @@ where that is no secret coin, is public.
         same rounds.
 Of a sample, or of a person with all its rows at a client: neighbours differ in one sample, or person, of one client,
 whose gradients count as zeros in one of them. Every local step is a Gaussian mechanism subsampled with q, the chance of
-a sample or person to be in it, with as many steps in a round as any client has in any.
+a sample or person to be in it, with as many steps in a round as any client has in any; with disjoint batches, every
+node of a tree that it is in is a Gaussian mechanism (`method.step.noise`).
 Rounds are those of the client that is drawn for most, where the draws are known before the run, and else all.
 Rounds compose by their privacy loss distribution (Koskela et al., 2020; Doroshenko et al., 2022, connect the dots),
 which is pessimistic: epsilon is never too small. The noise is a discrete Gaussian on whole numbers, which spends no
@@ -38,7 +39,7 @@ class Spending(NamedTuple):
     noise: float  # standard deviation of the noise over how far one client can move what is seen; > 0
     chance: float  # that a client is in a round, or a sample in a step, by a secret coin; 1 claims nothing
     delta: float
-    steps: int = 1  # of a round, each of which spends
+    steps: int = 1  # of a round, or nodes of its trees, each of which spends
     most: tuple[int, ...] | None = None  # [t] of the first t rounds that any one client is in; None: all
 
     def epsilon(self, rounds: int) -> float:

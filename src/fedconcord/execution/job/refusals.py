@@ -11,7 +11,7 @@ from fedconcord.execution.job.job import Job, has_own_models
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.federation.participation.work import Coins
+from fedconcord.federation.participation.work import Coins, Disjoint, shares_of
 from fedconcord.method.contract import Orders, Parts, Population, weights
 from fedconcord.method.contract.facts import StepNoise
 from fedconcord.method.contract.pieces import gradients_of
@@ -223,11 +223,9 @@ def _of_samples(job: Job, rule: StepNoise) -> Iterator[str]:
     """Why privacy of samples would not cover all that clients make of their samples."""
     algorithm, objective, why = job.algorithm, job.problem.objective, "privacy of samples"
     size = job.schedule.batch_size if isinstance(job.schedule, Schedule) else None
-    if not isinstance(size, Coins) or size.probability != rule.probability:
-        yield (
-            f"{why} needs batches that each sample is in by its own coin of chance {rule.probability:g}, given "
-            f"batch_size {size}; give the schedule work.poisson({rule.probability:g})"
-        )
+    if shares_of(size) != (rule.probability, rule.leaves):
+        rival = Coins(rule.probability) if rule.leaves == 1 else Disjoint(rule.leaves)
+        yield f"{why} counts on batches by {rival}, given batch_size {size}; give the schedule work.{rival}"
     for what, advice in _askers(job):
         yield f"{why} covers the gradients of local steps, and {what}; {advice}"
     if gradients_of(job.assignment.pieces(forms(algorithm, job.problem.init(job.schedule.seed)).local)) > 1:

@@ -142,6 +142,15 @@ class Coins(NamedTuple):
         return f"poisson({self.probability:g})"
 
 
+class Disjoint(NamedTuple):
+    """Batches for the same without coins: so many steps a pass at every client, and each sample in one of them."""
+
+    steps: int  # M, of a pass
+
+    def __repr__(self) -> str:
+        return f"disjoint({self.steps})"
+
+
 def poisson(probability: Annotated[Fraction, about("chance q of each sample to be in the batch of a step")]) -> Coins:
     """Each sample of a client is in a step's batch by a coin of its own; an epoch is ceil(1 / q) steps.
 
@@ -150,21 +159,39 @@ def poisson(probability: Annotated[Fraction, about("chance q of each sample to b
     return Coins(probability)
 
 
+def disjoint(steps: Annotated[Count, about("steps M of a pass, each of which has an M-th of the samples")]) -> Disjoint:
+    """A client's samples in so many batches, drawn anew in every pass, whose sizes differ by one at most.
+
+    With privacy of samples or persons the noise of a pass is that of a binary tree over its steps.
+    """
+    return Disjoint(steps)
+
+
 def full() -> None:
     """All samples of the client in every step."""
 
 
-Size = int | Coins | None
-"""Samples in the batch of a local step: so many, by coins, or all of the client's."""
+Size = int | Coins | Disjoint | None
+"""Samples in the batch of a local step: so many, by coins, a part of a pass, or all of the client's."""
 
-BATCHES: dict[str, Callable[..., Size]] = by_name(full, poisson)
+BATCHES: dict[str, Callable[..., Size]] = by_name(full, poisson, disjoint)
 """Samples of a local step that are not a number of them, by name."""
+
+
+def shares_of(size: Size) -> tuple[float, int] | None:
+    """What privacy of samples accounts by: the share of a client's samples that is in a step on average, and in how
+    many steps in a row each is once, 1 with coins; None: it does not account such batches."""
+    if isinstance(size, Coins):
+        return size.probability, 1
+    return (1 / size.steps, size.steps) if isinstance(size, Disjoint) else None
 
 
 def epoch_steps(n: int, batch_size: Size) -> int:
     """Steps in one epoch of n samples; the last batch may be short. None: one full-batch step."""
     if isinstance(batch_size, Coins):
         return math.ceil(1 / batch_size.probability)
+    if isinstance(batch_size, Disjoint):
+        return batch_size.steps
     return 1 if batch_size is None else -(-n // batch_size)
 
 
@@ -175,11 +202,23 @@ def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: 
     """
     size = min(batch_size, n)
     per_epoch = epoch_steps(n, size)
+    return _passes(seed, round, client, n, per_epoch * size, -(-steps // per_epoch)).reshape(-1, size)[:steps]
+
+
+def parted(seed: int, round: int, client: int, n: int, parts: int, steps: int) -> np.ndarray:
+    """Sample positions [steps, B] of a client in a round, B = ceil(n / parts) or one less, which -1 pads."""
+    size = -(-n // parts)
+    passes = _passes(seed, round, client, n, parts * size, -(-steps // parts))
+    return passes.reshape(-1, size, parts).swapaxes(1, 2).reshape(-1, size)[:steps]
+
+
+def _passes(seed: int, round: int, client: int, n: int, room: int, passes: int) -> np.ndarray:
+    """A fresh permutation of n samples for each pass, in so much room [passes, room]; -1 pads."""
     draw = rng.generator(seed, rng.Purpose.BATCH, round, client)
-    out = np.full((-(-steps // per_epoch), per_epoch * size), -1, np.int64)
+    out = np.full((passes, room), -1, np.int64)
     for epoch in out:
         epoch[:n] = draw.permutation(n)
-    return out.reshape(-1, size)[:steps]
+    return out
 
 
 def tossed(seed: int, round: int, client: int, n: int, coins: Coins, steps: int) -> np.ndarray:
@@ -216,6 +255,8 @@ class Keyed(NamedTuple):
             return Drawn(None)
         if isinstance(self.batch_size, Coins):
             return Drawn(tossed(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
+        if isinstance(self.batch_size, Disjoint):
+            return Drawn(parted(self.seed, orders.round, orders.id, n, self.batch_size.steps, orders.steps))
         return Drawn(batches(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
 
     def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
@@ -239,13 +280,13 @@ class Keyed(NamedTuple):
             return -(-n // algorithm.step.blocks)
         if isinstance(self.batch_size, Coins):
             return math.ceil(n * self.batch_size.probability)
-        return n if self.batch_size is None else min(self.batch_size, n)
+        return min(self.batch_size, n) if isinstance(self.batch_size, int) else -(-n // epoch_steps(n, self.batch_size))
 
     def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
         """Mini-batches [S] in a full gradient of clients that hold n [S] samples."""
         if algorithm.step.blocks is not None:
             return np.full(len(n), algorithm.step.blocks, np.int64)
-        if self.batch_size is None or isinstance(self.batch_size, Coins):
+        if not isinstance(self.batch_size, int):
             return np.full(len(n), epoch_steps(1, self.batch_size), np.int64)
         return np.asarray(-(-n // self.batch_size))
 

@@ -78,8 +78,9 @@ class StepNoise(NamedTuple):
 
     clip: float  # C, the largest l2 norm of a sample's gradient
     noise: float  # z: the standard deviation of the Gaussian noise on the sum of clipped gradients is z C; 0: none
-    probability: float  # q: each sample is in the batch of a step by a coin of its own
+    probability: float  # q: the share of a client's samples that is in the batch of a step on average
     draw: Callable[[int, int, int, int, int], np.ndarray]  # (n, seed, round, client, step) -> [n] int64, as `rng.noise`
+    leaves: int = 1  # steps below one tree of noise, in which each sample is once; 1: by coins, in any step
 
 
 class Facts(NamedTuple):

@@ -5,6 +5,21 @@
 Each sample is in a step by a coin of its own of chance q, so that the denominator is what comes on average, whoever
 came; a step that nobody is in has noise alone. The sum is rounded to whole numbers once, and so is the noise one
 (`contract.grid`): one sample moves the rounded sum by no more than C, as there is room for what rounding adds.
+
+Without coins each sample is in one of the M steps of a pass, q = 1/M, and the noise of step t is N_t - N_{t-1}: that of
+tree aggregation (DP-FTRL, Kairouz, McMahan, Song, Thakkar, Thakurta and Xu, ICML 2021, restarted in every pass and
+completed at its end; without Honaker's refinement, whose weights are no whole numbers). N_t is the sum of the noises of
+the nodes, aligned blocks of 2^j steps, that cover 1..t as the digits of t say; the last step is covered by the root
+alone. So every step adds one node, whose noise is drawn then, and takes off those of the nodes that it covers.
+
+    **What is seen** is the nodes: whole numbers y_v = sum of the rounded G_s of the steps s of v, and the node's noise.
+    G_t + N_t - N_{t-1} is a difference of sums of them, and all that a client does is made of such.
+    **How far one sample moves them.** It is in one step, whose G_s it moves by a whole vector of SIGMA / z at most. By
+    that very vector it moves the nodes above s, ceil(log2 M) + 1 at most (those that end at step 1, 2, 4, ... and the
+    root above the first step), and no others. A last pass of fewer steps in a round has the nodes of these.
+    **What it costs.** Given the nodes before, the G_s of all other steps are the same with and without the sample: they
+    look at the samples through those nodes alone. So each node above s is one more discrete Gaussian, of noise z, after
+    what was seen; they compose as adaptive Gaussian mechanisms do, within a pass, over passes and over rounds.
 """
 
 from __future__ import annotations
@@ -30,6 +45,9 @@ class _Round(NamedTuple):
     rule: StepNoise
     counts: np.ndarray  # [S] samples of each client
     orders: Sequence[Orders]  # of each
+    covers: Sequence[
+        dict[int, np.ndarray]
+    ]  # of each: noises of the nodes that cover its pass so far, by their last step
 
 
 def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders: Sequence[Orders]) -> Objective:
@@ -41,7 +59,7 @@ def with_noise(objective: Objective, rule: StepNoise, counts: np.ndarray, orders
     """
     places = torch.arange(len(counts), device=objective.device)[:, None]
     conditions = (objective.conditions or Conditions())._replace(place=places)
-    return _under(objective, _Round(rule, counts, orders), conditions)
+    return _under(objective, _Round(rule, counts, orders, [{} for _ in orders]), conditions)
 
 
 def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
@@ -66,9 +84,8 @@ def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
         place, grid = int(places[row, 0]), Grid(rule.clip, rule.noise)
         total = sum_of(row, x, samples, grid.room(len(x), int(of.counts[place])) if rule.noise else rule.clip)
         if rule.noise:
-            order = of.orders[place]
-            noise = rule.draw(len(x), order.seed, order.round, order.id, conditions.step)
-            total = grid.numbers(grid.rounded(total) + torch.as_tensor(noise).to(total.device), torch.float64)
+            noise = torch.as_tensor(_noise(of, place, conditions.step, len(x))).to(total.device)
+            total = grid.numbers(grid.rounded(total) + noise, torch.float64)
         return (total / (rule.probability * int(of.counts[place]))).to(x.dtype)
 
     def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
@@ -87,6 +104,26 @@ def _under(inner: Objective, of: _Round, conditions: Conditions) -> Objective:
         conditions=conditions,
         under=lambda other: _under(inner, of, other),
     )
+
+
+def _noise(of: _Round, place: int, step: int, d: int) -> np.ndarray:
+    """N_t - N_{t-1} [d] int64 of a client's step; a step is taken once, and in its order."""
+    rule, order, cover = of.rule, of.orders[place], of.covers[place]
+    t = step % rule.leaves + 1
+    assert max(cover, default=0) == t - 1
+    noise = rule.draw(d, order.seed, order.round, order.id, step)
+    is_root = rule.leaves == t or order.steps == step + 1
+    before = 0 if is_root else t & (t - 1)  # t without its lowest digit: the new node is of the steps behind it
+    difference = noise - sum(cover.pop(last) for last in [*cover] if last > before)
+    if not is_root:
+        cover[t] = noise
+    return difference
+
+
+def nodes(steps: int, leaves: int) -> int:
+    """In how many nodes one sample of a client is at most, in so many steps of a round with so many below a tree."""
+    passes, rest = divmod(steps, leaves)
+    return sum(1 + (n - 1).bit_length() for n in (*[leaves] * passes, rest) if n)
 
 
 def _of_samples(inner: Objective, conditions: Conditions, row: int, samples: int) -> Objective:

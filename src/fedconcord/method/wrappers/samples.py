@@ -2,8 +2,9 @@
 
 The unit of protection is a sample, as a patient in a hospital's table, and nobody beside its client is trusted: not
 the server, nor other clients. A client meets its samples in the gradients of its local steps alone, and each of these
-is that of DP-SGD (Abadi et al., CCS 2016, Algorithm 1; `step.noise`). All that it makes of them, messages, rows that it
-keeps, control variates and dual variables, is made of noisy gradients and of what it was sent, and spends no more.
+is that of DP-SGD (Abadi et al., CCS 2016, Algorithm 1) or, without coins, has the correlated noise of a tree (Kairouz
+et al., ICML 2021); `step.noise` has both. All that it makes of them, messages, rows that it keeps, control variates and
+dual variables, is made of noisy gradients and of what it was sent, and spends no more.
 
 Two runs are neighbours if they differ in one sample of one client, whose gradients are there in one and count as zeros
 in the other. How many samples a client has is public. Where the objective's samples are persons with several rows each
@@ -21,7 +22,7 @@ from fedconcord.method.contract import Algorithm, Population, rng
 from fedconcord.method.contract.facts import StepNoise
 from fedconcord.method.contract.grid import too_little
 from fedconcord.method.contract.identity import definition
-from fedconcord.support.parameters import Fraction, NotNegative, Positive, about
+from fedconcord.support.parameters import Count, Fraction, NotNegative, Positive, about
 
 
 @definition()
@@ -29,12 +30,13 @@ def with_sample_privacy(
     algorithm: Algorithm,
     clip: Annotated[Positive, about("C, the largest l2 norm of a sample's gradient")],
     noise: Annotated[NotNegative, about("z, the standard deviation of the noise over C")],
-    probability: Annotated[Fraction, about("q, the chance of each sample to be in the batch of a step")],
+    probability: Annotated[Fraction, about("q, the share of the samples in the batch of a step, on average")],
+    leaves: Annotated[Count, about("steps below one tree of noise, in which each sample is once; 1: coins")] = 1,
 ) -> Algorithm:
     """The same method with each step's gradient clipped sample by sample, and noise on it."""
 
     def refuse(population: Population, cohort: int) -> str | None:
         return too_little(noise) or algorithm.refuse(population, cohort)
 
-    step = algorithm.step._replace(noise=StepNoise(clip, noise, probability, rng.noise))
+    step = algorithm.step._replace(noise=StepNoise(clip, noise, probability, rng.noise, leaves))
     return replace(algorithm, step=step, refuse=refuse)

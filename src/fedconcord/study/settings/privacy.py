@@ -10,9 +10,10 @@ from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.objectives.persons import Persons
 from fedconcord.federation.participation.sampling import Sampler, likely_rounds, most_rounds
-from fedconcord.federation.participation.work import Coins, epoch_steps
+from fedconcord.federation.participation.work import epoch_steps, shares_of
 from fedconcord.method.contract import Algorithm, Problem
 from fedconcord.method.contract.grid import too_little
+from fedconcord.method.step.noise import nodes
 from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.method.wrappers.privacy import Adaptive, with_adaptive_privacy, with_privacy
 from fedconcord.method.wrappers.samples import with_sample_privacy
@@ -31,11 +32,12 @@ def calibrated(config: Config) -> Config:
     """
     privacy = config.privacy
     size = config.local.batch_size
-    if (unit := privacy.unit) != "client" and (privacy.clip is None or not isinstance(batch_of(size), Coins)):
+    if (unit := privacy.unit) != "client" and (privacy.clip is None or shares_of(batch_of(size)) is None):
         raise UserError(
             f"privacy.unit {unit} needs a bound on a {unit}'s gradient and batches that each {unit} is in by its own "
-            f"coin, given privacy.clip {grammar.text(privacy.clip)} and local.batch_size {size}; give all three, as in "
-            f"--dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1"
+            f"coin, or once in so many steps, given privacy.clip {grammar.text(privacy.clip)} and local.batch_size "
+            f"{size}; give all three, as in --dp-unit {unit} --batch-size 'poisson(0.05)' --dp-clip 1, or, without "
+            "coins, 'disjoint(20)'"
         )
     if privacy.clip is None:
         keys = ("noise", "epsilon", "client_clip", "client_noise")
@@ -215,15 +217,21 @@ def rows_note(config: Config, persons: np.ndarray | None) -> str | None:
 
 
 def _steps(config: Config) -> int:
-    """How often a round spends: once, or with privacy of samples at each of the most steps that a client takes."""
-    local, coins = config.local, batch_of(config.local.batch_size)
-    if config.privacy.unit == "client" or not isinstance(coins, Coins):
+    """How often a round spends: once, or with privacy of samples at each node that one may be in, of the most steps."""
+    local, shares = config.local, _shares(config)
+    if shares is None:
         return 1
-    prescribed = method_of(config.method or "fedavg", config.algorithm).step.steps
-    if prescribed is not None:
-        return prescribed
-    work = local.epochs if local.steps is None else local.steps
-    return int(most_work(work or 1, config.clients)) * (epoch_steps(1, coins) if local.steps is None else 1)
+    steps = method_of(config.method or "fedavg", config.algorithm).step.steps
+    if steps is None:
+        work = local.epochs if local.steps is None else local.steps
+        steps = int(most_work(work or 1, config.clients))
+        steps *= epoch_steps(1, batch_of(local.batch_size)) if local.steps is None else 1
+    return nodes(steps, shares[1])
+
+
+def _shares(config: Config) -> tuple[float, int] | None:
+    """`shares_of` the batches, with privacy of samples."""
+    return None if config.privacy.unit == "client" else shares_of(batch_of(config.local.batch_size))
 
 
 def _likely(config: Config) -> int:
@@ -243,10 +251,10 @@ def _most(config: Config) -> tuple[int, ...] | None:
 
 
 def _coin(config: Config) -> float | None:
-    coins = batch_of(config.local.batch_size)
-    if config.privacy.unit != "client" and isinstance(coins, Coins):
-        return coins.probability
-    return _coin_of_clients(config)
+    shares = _shares(config)
+    if shares is None:
+        return _coin_of_clients(config)
+    return shares[0] if shares[1] == 1 else None
 
 
 def _coin_of_clients(config: Config) -> float | None:
@@ -261,7 +269,10 @@ def budget_of(config: Config) -> Budget | None:
         return None
     coin = _coin(config)
     steps, unit, most = _steps(config), privacy.unit, _most(config)
-    if unit != "client":
+    if (shares := _shares(config)) is not None and coin is None:
+        many = f"each {unit} in one of them and in {steps} nodes a round at most"
+        sampled = f"noise of a binary tree over the {shares[1]} local steps of a pass, {many}"
+    elif unit != "client":
         many = f"{steps} local steps a round" if steps > 1 else "one local step a round"
         sampled = f"noise in every local step, {many} at most, each {unit} in each with probability {coin:.4g}"
     elif privacy.kind == "local":
@@ -331,9 +342,9 @@ def protected(algorithm: Algorithm, config: Config) -> Algorithm:
     if privacy.clip is None:
         return algorithm
     assert privacy.noise is not None
-    clip, coins = clipping_of(privacy.clip), batch_of(config.local.batch_size)
-    if privacy.unit != "client" and isinstance(coins, Coins) and not isinstance(clip, Adaptive):
-        inner = with_sample_privacy(algorithm, clip, privacy.noise, coins.probability)
+    clip, shares = clipping_of(privacy.clip), _shares(config)
+    if shares is not None and not isinstance(clip, Adaptive):
+        inner = with_sample_privacy(algorithm, clip, privacy.noise, *shares)
         if privacy.client_clip is None:
             return inner
         return with_privacy(inner, privacy.client_clip, privacy.client_noise or 0.0, "central", config.cohort)

@@ -53,8 +53,8 @@ class LocalSettings(BaseModel):
     """local steps of a client in a round, in place of epochs"""
     seconds: Positive | str | None = key(None, "a number > 0 or a draw such as uniform(1,5)")
     """simulated seconds that a client computes in a round, in place of epochs; needs devices"""
-    batch_size: Count | str = key(10, "an integer >= 1, full or poisson(0.05)", stage="job", metavar="N")
-    """number of samples in the mini-batch of a local step; full: all of the client's; poisson(q): each with chance q"""
+    batch_size: Count | str = key(10, "an integer >= 1, full, poisson(0.05) or disjoint(20)", stage="job", metavar="N")
+    """samples in the mini-batch of a local step; full: all; poisson(q): each with chance q; disjoint(n): an n-th"""
     lr: Positive | str | None = key(
         None, "a number > 0 or a rule such as auto", usual=LR, stage="job", metavar="LR", search=Search(0.01, 1.0)
     )
