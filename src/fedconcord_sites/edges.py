@@ -1,0 +1,375 @@
+"""Servers between the root of a deployment and its sites: an edge passes messages on, and adds replies up.
+
+To the root an edge is what a site is to a server, and to its sites what the server is: they are asked by the root's own
+frames. These travel in one bundle an edge, in which a tensor that several of them have travels once. Replies to orders
+stay at the edge; what goes up in their place is how long their vectors are, which says whether all is finite. Then the
+root, which weighs those who replied anywhere, names whose replies count, by round and fingerprint, and gets their total
+with the weights of the whole cohort: one vector an edge. Where an edge or half of one is lost in between, the others
+are asked for their totals again, by the weights of who is left.
+
+An edge keeps nothing: rows are at the sites, pending until the root's next orders say that a reply counted, and those
+of a lost edge never hear it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.execution.job import Job
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.server import RemoteServer, Reply
+from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, say_far
+from fedconcord.federation.participation.servers import Edges
+from fedconcord.method.contract import (
+    PRELUDE,
+    Phase,
+    Plan,
+    Tree,
+    cohort_of,
+    cut_for,
+    fill_for,
+    finite,
+    sender_of,
+    space_of,
+    tree_bytes,
+    tree_map,
+    tree_sum,
+)
+from fedconcord.method.contract.trees import raw
+from fedconcord.method.wrappers.forms import forms
+from fedconcord.study.runs.events import Event
+from fedconcord.study.settings.sources import Source
+from fedconcord.support.errors import UserError
+from fedconcord_sites.exchange import Exchange
+from fedconcord_sites.form import Form, is_secure, shell, source_of
+from fedconcord_sites.policy import job_digest
+from fedconcord_sites.site_link import SiteLink
+
+STAYS = {"orders": ("reply", "up"), "train": ("reply", "up"), "ask": ("gradient", "gradient")}
+"""Question -> the answer whose tensors stay at the edge, and the name of their tree."""
+SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
+TOTAL = "total"
+END = "end"  # of the run: what an edge is told last
+
+
+# -- messages between the root and an edge -----------------------------------------------------------------------------
+
+
+def bundle(frames: Mapping[str, Frame]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Frames by site as the fields and tensors of one; equal tensors are one."""
+    places, tensors, heads = dict[tuple[str, str, bytes], str](), dict[str, Tensor](), dict[str, Any]()
+    for site, frame in frames.items():
+        names = {}
+        for name, tensor in frame.tensors.items():
+            content = (str(tensor.dtype), str(tensor.shape), raw(tensor).numpy().tobytes())
+            names[name] = places.setdefault(content, str(len(places)))
+            tensors.setdefault(names[name], tensor)
+        heads[site] = [*frame[:4], dict(frame.fields), names]
+    return {"frames": heads}, tensors
+
+
+def unbundled(frame: Frame) -> dict[str, Frame]:
+    """The inverse of `bundle`, of a frame with these fields and tensors.
+
+    Raises:
+        FrameError: it has none.
+    """
+    try:
+        return {
+            str(site): Frame(
+                *(str(kind), str(run), int(round), int(client)),
+                dict(fields),
+                {name: frame.tensors[place] for name, place in names.items()},
+            )
+            for site, (kind, run, round, client, fields, names) in frame.fields["frames"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+        raise FrameError("no bundle of frames") from broken
+
+
+def _lengths(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In place of each tensor of a reply its length, [1] float64, or of a number [] itself; NaN if not all is finite."""
+    numbers = {}
+    for name, tensor in tensors.items():
+        length = float(tensor.double().norm()) if bool(finite(tensor, 1)) else math.nan
+        numbers[f"lengths/{name.partition('/')[2]}"] = torch.full(_shape(tensor), length, dtype=torch.float64)
+    return numbers
+
+
+def _shape(leaf: object) -> tuple[int, ...]:
+    return (1,) if isinstance(leaf, Tensor) and leaf.ndim else ()
+
+
+# -- at the root -------------------------------------------------------------------------------------------------------
+
+
+class EdgeExchange:
+    """The root's `Exchange` with sites by way of their edges.
+
+    Args:
+        homes: edge -> the sites below it; each of `sites` is below one.
+        exchange: with edges.
+        source: the job's settings, which edges have too.
+        see: is told of edges that are lost.
+
+    Attributes:
+        counts: by edge how often it was `asked`, gave no answer (`missed`), and what it sent and got (`bytes_sent`,
+            `bytes_got`).
+
+    Raises:
+        UserError: a site has no edge, or several, or the job has secure sums.
+    """
+
+    def __init__(
+        self,
+        homes: Mapping[str, Sequence[str]],
+        sites: Sequence[str],
+        exchange: Exchange,
+        source: Source,
+        see: Callable[[Event], None],
+    ) -> None:
+        if is_secure(source):
+            raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
+        self.edge_of = {site: edge for edge, below in homes.items() for site in below}
+        every = [site for below in homes.values() for site in below]
+        for site in dict.fromkeys([*sites, *every]):
+            if (count := every.count(site)) != 1 or site not in sites:
+                what = f"is below {count} edge servers" if site in sites else "of an edge server is none of the sites"
+                raise UserError(f"site {site} {what}; name each of {', '.join(sites)} below one edge server")
+        self.edges, self.exchange, self.see = [*homes], exchange, see
+        self.job, self.number = job_digest(source), 0
+        self.counts = {edge: Counter(asked=0, missed=0, bytes_sent=0, bytes_got=0) for edge in homes}
+
+    def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        """As `Exchange` says."""
+        below: dict[str, dict[str, Frame]] = {}
+        for site, data in messages.items():
+            below.setdefault(self.edge_of[site], {})[site] = codec.read(data)
+        frames = {}
+        for edge, of_site in below.items():
+            fields, tensors = bundle(of_site)
+            frames[edge] = Frame("pass", "", 0, 0, {**fields, "wait": SHARE * wait}, tensors)
+        answers = dict[str, bytes]()
+        for edge, frame in self.ask(frames, "passed", wait).items():
+            of_site = unbundled(frame)
+            answers |= {site: codec.write(of_site[site]) for site in below[edge] if site in of_site}
+        return answers
+
+    def ask(self, frames: Mapping[str, Frame], kind: str, wait: float) -> dict[str, Frame]:
+        """One message to each of these edges, and the answers of this kind that came.
+
+        Raises:
+            UserError: an edge refuses, in its words.
+        """
+        self.number += 1
+        messages = {
+            edge: codec.write(one._replace(round=self.number, fields={**one.fields, "job": self.job}))
+            for edge, one in frames.items()
+        }
+        answers, raw_answers = dict[str, Frame](), self.exchange(messages, wait)
+        for edge, message in messages.items():
+            data, count = raw_answers.get(edge), self.counts[edge]
+            count.update(asked=1, missed=data is None, bytes_got=len(message), bytes_sent=len(data or b""))
+            try:
+                if data is None:
+                    raise FrameError("it did not answer")
+                answer = codec.read(data)
+                if answer.kind == "refused":
+                    raise UserError(f"edge server {edge} refuses: {str(answer.fields.get('why'))[:300]}")
+                if (answer.kind, answer.round) != (kind, self.number):
+                    raise FrameError("an answer to another question")
+                answers[edge] = answer
+            except FrameError as lost:
+                sites = [site for site, home in self.edge_of.items() if home == edge]
+                text = f"edge server {edge} is out with its sites {', '.join(sites)}: {lost}"
+                self.see(Event("missing", text, edge))
+        return answers
+
+    def end(self) -> None:
+        """Tell the edges that the run is over; who does not hear it waits for another one of the job."""
+        self.ask({edge: Frame(END, "", 0, 0) for edge in self.edges}, END, 1.0)
+
+    def said(self) -> list[dict[str, Any]]:
+        """What run.json says of the edges."""
+        below = {edge: [site for site, home in self.edge_of.items() if home == edge] for edge in self.counts}
+        return [{"name": edge, "sites": below[edge], **count} for edge, count in self.counts.items()]
+
+    def tier(self, sites: Sequence[str]) -> Edges:
+        """Whom each client, a site by its number, is below."""
+        homes = np.array([self.edges.index(self.edge_of[site]) for site in sites], np.int64)
+        return Edges((len(self.edges),), 0.0, lambda seed, ids: homes[ids])
+
+
+class EdgeSums:
+    """Totals of what edges add up, as `messages.sums.Sums`.
+
+    Args:
+        link: whose exchange the edges' is.
+        form: of the sites' samples, from which an edge makes the job.
+    """
+
+    def __init__(self, edges: EdgeExchange, link: SiteLink, form: Form) -> None:
+        self.edges, self.link, self.form = edges, link, form
+
+    def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
+        """As `Sums` says; the replies have lengths in place of vectors."""
+        forms_of = {i: one.like for i, one in requests.of_client.items()}
+        of_client = {
+            i: one._replace(name="lengths", like=tree_map(_length_form, one.like))
+            for i, one in requests.of_client.items()
+        }
+        replies, plan = half.hear(requests._replace(of_client=of_client)), requests.plan
+        stayed = sum(tree_bytes(forms_of[i]) - tree_bytes(one.tree) for i, one in replies.items())
+        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + stayed)  # what clients sent, not edges
+        while True:
+            plan = half.only(plan, replies)
+            replies = {i: replies[i] for i in plan.ids.tolist()}
+            if not replies:
+                return Summed(plan, replies, None)
+            totals = self._totals(half, plan, replies, phase)
+            if totals is not None:
+                say_far(half, plan, replies)
+                return Summed(plan, replies, tree_sum(totals))
+
+    def _totals(self, half: RemoteServer, plan: Plan, replies: dict[int, Reply], phase: Phase) -> list[Tree] | None:
+        """What the edges of these replies add up to; None, without the replies that cannot be had, if one cannot."""
+        below: dict[str, dict[str, list[int]]] = {}
+        for i, reply in replies.items():
+            site = self.link.sites[i]
+            below.setdefault(self.edges.edge_of[site], {})[site] = [i, reply.fingerprint]
+        scalars = {"round": plan.round, "lr": plan.lr, "seed": plan.seed, "coin": plan.coin}
+        arrays = {k: torch.from_numpy(v) for k, v in plan._asdict().items() if isinstance(v, np.ndarray)}
+        about = {"phase": phase.number, "plan": scalars, "form": self.form._asdict(), "clients": half.space.n}
+        frames = {
+            edge: Frame(TOTAL, half.method, 0, 0, {**about, "replies": marks}, arrays) for edge, marks in below.items()
+        }
+        answers = self.edges.ask(frames, TOTAL, self.link.wait)
+        form, totals = form_of_total(half, phase, cohort_of(half.space, plan)), list[Tree]()
+        for edge in sorted(below, key=self.edges.edges.index):
+            wrong: dict[str, str | None] = dict.fromkeys(below[edge])
+            try:
+                if edge in answers and not (wrong := dict(answers[edge].fields.get("wrong", {}))):
+                    totals.append(codec.unpack(TOTAL, answers[edge], form, half.space.device))
+            except FrameError:
+                wrong = dict.fromkeys(below[edge])
+            for site, (i, _) in below[edge].items():
+                if site in wrong:
+                    del replies[i]
+                    if (why := wrong[site]) is not None:
+                        self.link.refuse(i, str(why), TOTAL)
+        if len(totals) < len(below):
+            return None
+        for i in replies:
+            self.link.accept(i, TOTAL)
+        return totals
+
+
+def _length_form(leaf: object) -> Tensor:
+    return torch.empty(_shape(leaf), dtype=torch.float64)
+
+
+# -- at an edge --------------------------------------------------------------------------------------------------------
+
+
+class Edge:
+    """Answers the root for the sites below it.
+
+    Args:
+        settings: the job's, as TOML text, which are the root's.
+        exchange: with its sites.
+
+    Raises:
+        UserError: the settings are wrong.
+    """
+
+    def __init__(self, settings: str, exchange: Exchange) -> None:
+        self.source, self.exchange = source_of(settings), exchange
+        self.is_over = False  # the root said that the run is
+        self._replies: dict[str, Frame] = {}  # of the last phase, by site
+        self._jobs: dict[str, Job] = {}  # by the form of the sites' samples
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to a message of the root; one that is damaged or of another job is refused in it."""
+        frame = Frame("unreadable", "", 0, 0)
+        try:
+            frame = codec.read(data)
+            if frame.fields.get("job") != job_digest(self.source):
+                raise FrameError("it has the app of another job; submit the root's to it")
+            handlers = {"pass": self._pass, TOTAL: self._total, END: self._end}
+            answer = handlers[frame.kind](frame)
+        except (FrameError, UserError, KeyError) as wrong:
+            answer = frame._replace(kind="refused", fields={"why": str(wrong)}, tensors={})
+        return codec.write(answer)
+
+    def _pass(self, frame: Frame) -> Frame:
+        questions = unbundled(frame)
+        if any(one.kind in STAYS for one in questions.values()):
+            self._replies = {}
+        messages = {site: codec.write(one) for site, one in questions.items()}
+        answers = self.exchange(messages, float(frame.fields["wait"]))
+        frames = {site: self._upward(site, questions[site], data) for site, data in answers.items() if site in questions}
+        fields, tensors = bundle(frames)
+        return frame._replace(kind="passed", fields=fields, tensors=tensors)
+
+    def _upward(self, site: str, question: Frame, data: bytes) -> Frame:
+        """What goes up of a site's answer."""
+        try:
+            answer = codec.read(data)
+        except FrameError as wrong:
+            return question._replace(kind="refused", fields={"why": f"its answer is {wrong}"}, tensors={})
+        kind, _ = STAYS.get(question.kind, ("", ""))
+        if answer.kind != kind:
+            return answer
+        self._replies[site] = answer
+        return answer._replace(tensors=_lengths(answer.tensors))
+
+    def _total(self, frame: Frame) -> Frame:
+        """The total of the replies that count; where one of them is not what it must be, which and why."""
+        fields, tensors = frame.fields, frame.tensors
+        plan = Plan(**fields["plan"], **{name: tensor.numpy() for name, tensor in tensors.items()})
+        job = self._job(fields["form"], fields["clients"])
+        algorithm, space = job.algorithm, space_of(job.problem)
+        cohort, messages = cohort_of(space, plan), forms(algorithm, job.problem.init(0))
+        is_prelude = fields["phase"] == PRELUDE
+        name, like, portion = ("gradient", messages.x, None) if is_prelude else ("up", messages.up, algorithm.phases.portion)
+        contribute = algorithm.contribute
+        if is_prelude:
+            assert algorithm.phases.prelude is not None
+            contribute = algorithm.phases.prelude.contribute
+        trees, wrong = dict[int, Tree](), dict[str, str | None]()
+        for site, (client, mark) in fields["replies"].items():
+            try:
+                reply = self._replies.get(site)
+                if reply is None or (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (
+                    *(frame.method, plan.round, mark),
+                ):
+                    wrong[site] = None  # the edge was started anew in between, and the site is not to blame
+                    continue
+                tree = codec.unpack(name, reply, cut_for(portion, like, client), space.device)
+                trees[client] = fill_for(portion, tree, client)
+            except FrameError as why:
+                wrong[site] = str(why)
+        if wrong:
+            return frame._replace(fields={"wrong": wrong}, tensors={})
+        places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
+        total = tree_sum(contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places)
+        return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
+
+    def _end(self, frame: Frame) -> Frame:
+        self.is_over = True
+        return frame._replace(fields={})
+
+    def _job(self, form: Mapping[str, Any], clients: int) -> Job:
+        key = json.dumps([form, clients])
+        if key not in self._jobs:
+            self._jobs = {key: shell(self.source, Form(**form), clients)[1]}
+        return self._jobs[key]
