@@ -35,8 +35,6 @@ from fedconcord.method.contract import (
     Plan,
     Tree,
     cohort_of,
-    cut_for,
-    fill_for,
     finite,
     sender_of,
     space_of,
@@ -97,7 +95,7 @@ def unbundled(frame: Frame) -> dict[str, Frame]:
 
 
 def _lengths(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In place of each tensor of a reply its length, [1] float64, or of a number [] itself; NaN if not all is finite."""
+    """In place of each tensor of a reply its length, [1] float64, or [] of a number; NaN if not all of it is finite."""
     numbers = {}
     for name, tensor in tensors.items():
         length = float(tensor.double().norm()) if bool(finite(tensor, 1)) else math.nan
@@ -229,7 +227,9 @@ class EdgeSums:
         }
         replies, plan = half.hear(requests._replace(of_client=of_client)), requests.plan
         stayed = sum(tree_bytes(forms_of[i]) - tree_bytes(one.tree) for i, one in replies.items())
-        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + stayed)  # what clients sent, not edges
+        half.traffic = half.traffic._replace(
+            payload_up=half.traffic.payload_up + stayed
+        )  # what clients sent, not edges
         while True:
             plan = half.only(plan, replies)
             replies = {i: replies[i] for i in plan.ids.tolist()}
@@ -316,7 +316,7 @@ class Edge:
             self._replies = {}
         messages = {site: codec.write(one) for site, one in questions.items()}
         answers = self.exchange(messages, float(frame.fields["wait"]))
-        frames = {site: self._upward(site, questions[site], data) for site, data in answers.items() if site in questions}
+        frames = {site: self._upward(site, one, answers[site]) for site, one in questions.items() if site in answers}
         fields, tensors = bundle(frames)
         return frame._replace(kind="passed", fields=fields, tensors=tensors)
 
@@ -334,33 +334,27 @@ class Edge:
 
     def _total(self, frame: Frame) -> Frame:
         """The total of the replies that count; where one of them is not what it must be, which and why."""
-        fields, tensors = frame.fields, frame.tensors
-        plan = Plan(**fields["plan"], **{name: tensor.numpy() for name, tensor in tensors.items()})
-        job = self._job(fields["form"], fields["clients"])
-        algorithm, space = job.algorithm, space_of(job.problem)
-        cohort, messages = cohort_of(space, plan), forms(algorithm, job.problem.init(0))
-        is_prelude = fields["phase"] == PRELUDE
-        name, like, portion = ("gradient", messages.x, None) if is_prelude else ("up", messages.up, algorithm.phases.portion)
-        contribute = algorithm.contribute
-        if is_prelude:
+        values: dict[str, Any] = {**frame.fields["plan"], **{k: leaf.numpy() for k, leaf in frame.tensors.items()}}
+        plan, job = Plan(**values), self._job(frame.fields["form"], frame.fields["clients"])
+        algorithm, space, messages = job.algorithm, space_of(job.problem), forms(job.algorithm, job.problem.init(0))
+        name, like, contribute = "up", messages.up, algorithm.contribute
+        if frame.fields["phase"] == PRELUDE:
             assert algorithm.phases.prelude is not None
-            contribute = algorithm.phases.prelude.contribute
+            name, like, contribute = "gradient", messages.x, algorithm.phases.prelude.contribute
         trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for site, (client, mark) in fields["replies"].items():
+        for site, (client, mark) in frame.fields["replies"].items():
+            reply = self._replies.get(site, frame._replace(round=-1))
+            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
+                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
+                continue
             try:
-                reply = self._replies.get(site)
-                if reply is None or (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (
-                    *(frame.method, plan.round, mark),
-                ):
-                    wrong[site] = None  # the edge was started anew in between, and the site is not to blame
-                    continue
-                tree = codec.unpack(name, reply, cut_for(portion, like, client), space.device)
-                trees[client] = fill_for(portion, tree, client)
+                trees[client] = codec.unpack(name, reply, like, space.device)
             except FrameError as why:
                 wrong[site] = str(why)
         if wrong:
             return frame._replace(fields={"wrong": wrong}, tensors={})
         places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
+        cohort = cohort_of(space, plan)
         total = tree_sum(contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places)
         return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
 

@@ -304,8 +304,8 @@ class SitesSeen(Observer):
                 self.found.sites, self.found.samples, self.link.records, strict=True
             )
         ]
-        edges = {} if self.edges is None else {"edges": self.edges.said()}
-        about: dict[str, Any] = {"sites": sites, **edges, "sites_sent_first": self.found.sent, "rounds_void": self.link.voids}
+        about: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.link.voids}
+        about |= {} if self.edges is None else {"edges": self.edges.said()}
         return about if self.judged is None else about | {"clients_judged": self.judged}
 
 
