@@ -1,19 +1,40 @@
 """Edge servers between the root and real sites: the run is that of one server, and one total an edge goes up."""
 
+import contextlib
 import json
+import os
+import signal
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from test_deploy_core import BASE, SITES, Federation, Killed, far, files, job_of, quick_disk, same, simulated, with_
+from test_deploy_core import (
+    BASE,
+    SITES,
+    Federation,
+    Killed,
+    far,
+    files,
+    job_of,
+    quick_disk,
+    same,
+    simulated,
+    slow,
+    with_,
+    write,
+)
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.study.runs.events import Finished
 from fedconcord.support.errors import UserError
+from fedconcord_sites import mailbox
 from fedconcord_sites.edges import Edge, bundle, unbundled
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.serve import check, serve
@@ -72,7 +93,9 @@ def test_a_run_through_edges_is_that_of_one_server(name: str, files: Path, tmp_p
     assert all(edge.is_over for edge in here.edges.values())
 
 
-@pytest.mark.parametrize("change", [{"cohort": 1}, {"upload": "quantise(8)"}, {"sampling": "bernoulli(0.6)", "cohort": None}])
+@pytest.mark.parametrize(
+    "change", [{"cohort": 1}, {"upload": "quantise(8)"}, {"sampling": "bernoulli(0.6)", "cohort": None}]
+)
 def test_idle_edges_uploads_and_samplings(change: dict[str, Any], files: Path, tmp_path: Path) -> None:
     job = with_(BASE, method="fedavg", model="2nn", **change)
     here = Nested(job, files, tmp_path)
@@ -310,3 +333,117 @@ def test_a_bundle_gives_its_frames_back_and_has_equal_tensors_once() -> None:
     back = unbundled(codec.read(codec.write(Frame("pass", "", 0, 0, fields, tensors))))
     assert {site: codec.write(one) for site, one in back.items()} == {s: codec.write(one) for s, one in frames.items()}
     assert json.dumps(fields)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def tell(folders: Mapping[str, Path]) -> Exchange:
+    """An exchange with processes, by the folders that they attend."""
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        with ThreadPoolExecutor(max(len(messages), 1)) as pool:
+            asked = {name: pool.submit(mailbox.ask, folders[name], data, wait) for name, data in messages.items()}
+        answers = {name: one.result() for name, one in asked.items()}
+        return {name: data for name, data in answers.items() if data is not None}
+
+    return exchange
+
+
+@pytest.fixture
+def forks() -> Iterator[Callable[[Callable[[], None]], int]]:
+    """Runs a function in a process of its own, which is killed in the end; its number."""
+    children = list[int]()
+
+    def fork(run: Callable[[], None]) -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                run()
+            finally:
+                os._exit(0)
+        children.append(child)
+        return child
+
+    yield fork
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def rows_of(folder: Path, name: str, k: int) -> None:
+    draw = np.random.default_rng(k)
+    x = draw.standard_normal((12 + k % 5, 3)) + 0.1 * k
+    rows = [[*(f"{value:.4f}" for value in one), "yes" if one.sum() > 0.2 * k else "no"] for one in x]
+    write(folder / f"{name}.csv", ["u", "v", "w", "label"], rows)
+
+
+@pytest.mark.parametrize(("edges", "sites"), [(2, 4), pytest.param(4, 40, marks=slow)])
+def test_processes_of_their_own_one_edge_killed(edges: int, sites: int, forks: Any, tmp_path: Path) -> None:
+    """A process each: the root, edges and sites. In rounds 2 and 3 one edge is dead, and started again then: the run in
+    which one server hears nothing of its sites there. Where a site's label is of one class alone matters to nobody."""
+    names = [f"s{k:02}" for k in range(sites)]
+    homes = {f"e{k}": names[k::edges] for k in range(edges)}
+    for k, name in enumerate(names):
+        rows_of(tmp_path, name, k)
+    job = with_(job_of("scaffold"), cohort=sites, rounds=6, eval={"every": 6}, input={"label": ["label"]})
+    here = Federation(job, tmp_path, tmp_path / "nested", names)
+    flat = Federation(job, tmp_path, tmp_path / "flat", names)
+    boxes = {name: tmp_path / "boxes" / name for name in (*names, *homes)}
+    for box in boxes.values():
+        box.mkdir(parents=True)
+
+    def edge(name: str) -> int:
+        def run() -> None:
+            one = Edge(here.job, tell(boxes))
+            mailbox.attend(boxes[name], one.answer, lambda: one.is_over)
+
+        return int(forks(run))
+
+    for name in names:
+        forks(lambda name=name: mailbox.attend(boxes[name], here.site(name).answer, lambda: False))
+    processes = {name: edge(name) for name in homes}
+    asks, lost = tell(boxes), {2, 3}
+    time.sleep(1)  # before the first question: what was there when one begins to attend is dropped
+
+    def of_edges(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        question = codec.read(next(iter(messages.values())))
+        round = in_round(question) if question.kind == "pass" else None
+        if round in lost and processes["e0"]:
+            os.kill(processes["e0"], signal.SIGKILL)
+            processes["e0"] = 0
+        if round == max(lost) + 1:
+            processes["e0"] = edge("e0")
+            time.sleep(1)
+        dead = set() if processes["e0"] else {"e0"}
+        return asks({name: data for name, data in messages.items() if name not in dead}, wait)
+
+    def silent(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        frames = {site: codec.read(data) for site, data in messages.items()}
+        away = {s for s, one in frames.items() if one.kind == "orders" and one.round in lost and s in homes["e0"]}
+        answers = flat.exchange({s: d for s, d in messages.items() if s not in away}, wait)
+        return {site: data for site, data in answers.items() if site not in away}
+
+    serve(here.job, names, of_edges, here.folder / "run", here.events.append, 60.0, False, edges=homes)
+    flat.serve(silent)
+    mine, theirs = here.server(), flat.server()
+    assert max(far(mine[leaf], theirs[leaf]) for leaf in theirs) < 1e-12
+    assert [site["missed"] for site in here.said()["sites"]] == [2 * (name in homes["e0"]) for name in names]
+    assert [one["missed"] for one in here.said()["edges"]] == [2, *([0] * (edges - 1))]
+    for site, row in flat.rows().items():
+        assert max(far(here.rows()[site][leaf], value) for leaf, value in row.items()) < 1e-12
+
+
+def test_a_mailbox_drops_what_nobody_wants_any_more(tmp_path: Path, forks: Any) -> None:
+    assert mailbox.ask(tmp_path / "nowhere", b"x", 0.2) is None
+    box = tmp_path / "box"
+    box.mkdir()
+    assert mailbox.ask(box, b"x", 0.2) is None
+    (box / "1.question").write_bytes(b"old")
+    forks(lambda: mailbox.attend(box, lambda data: time.sleep(0.5 * (data == b"slow")) or data.upper(), lambda: False))
+    time.sleep(1)
+    assert mailbox.ask(box, b"slow", 0.1) is None
+    assert mailbox.ask(box, b"x", 20.0) == b"X"
+    assert [*box.iterdir()] == []
