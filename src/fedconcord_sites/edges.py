@@ -17,6 +17,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.server import RemoteServer, Reply
 from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, say_far
+from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.servers import Edges
 from fedconcord.method.contract import (
     PRELUDE,
@@ -110,6 +112,22 @@ def _shape(leaf: object) -> tuple[int, ...]:
 # -- at the root -------------------------------------------------------------------------------------------------------
 
 
+def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: Source) -> dict[str, str]:
+    """The edge above each site.
+
+    Raises:
+        UserError: a site has none, or several, or the job has secure sums.
+    """
+    if edges and is_secure(source):
+        raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
+    every = [site for below in edges.values() for site in below]
+    for site in dict.fromkeys([*sites, *every]) if edges else ():
+        if (count := every.count(site)) != 1 or site not in sites:
+            what = f"is below {count} edge servers" if site in sites else "of an edge server is none of the sites"
+            raise UserError(f"site {site} {what}; name each of {', '.join(sites)} below one edge server")
+    return {site: edge for edge, below in edges.items() for site in below}
+
+
 class EdgeExchange:
     """The root's `Exchange` with sites by way of their edges.
 
@@ -124,7 +142,7 @@ class EdgeExchange:
             `bytes_got`).
 
     Raises:
-        UserError: a site has no edge, or several, or the job has secure sums.
+        UserError: as `homes_of`.
     """
 
     def __init__(
@@ -135,14 +153,7 @@ class EdgeExchange:
         source: Source,
         see: Callable[[Event], None],
     ) -> None:
-        if is_secure(source):
-            raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
-        self.edge_of = {site: edge for edge, below in homes.items() for site in below}
-        every = [site for below in homes.values() for site in below]
-        for site in dict.fromkeys([*sites, *every]):
-            if (count := every.count(site)) != 1 or site not in sites:
-                what = f"is below {count} edge servers" if site in sites else "of an edge server is none of the sites"
-                raise UserError(f"site {site} {what}; name each of {', '.join(sites)} below one edge server")
+        self.edge_of = homes_of(homes, sites, source)
         self.edges, self.exchange, self.see = [*homes], exchange, see
         self.job, self.number = job_digest(source), 0
         self.counts = {edge: Counter(asked=0, missed=0, bytes_sent=0, bytes_got=0) for edge in homes}
@@ -201,10 +212,24 @@ class EdgeExchange:
         below = {edge: [site for site, home in self.edge_of.items() if home == edge] for edge in self.counts}
         return [{"name": edge, "sites": below[edge], **count} for edge, count in self.counts.items()]
 
-    def tier(self, sites: Sequence[str]) -> Edges:
-        """Whom each client, a site by its number, is below."""
+    def nested(self, job: Job, sites: Sequence[str]) -> Job:
+        """The job of these sites, by number, whose rounds know who is below which edge.
+
+        Raises:
+            UserError: it has rounds that do not nest.
+        """
+        if job.algorithm.phases.prologue is not None:
+            raise UserError(
+                f"{job.algorithm.identity.method} asks every site for gradients before round 0, which edge servers do "
+                "not add up; use another method, or no edge servers"
+            )
+        assert isinstance(job.schedule, Schedule)
         homes = np.array([self.edges.index(self.edge_of[site]) for site in sites], np.int64)
-        return Edges((len(self.edges),), 0.0, lambda seed, ids: homes[ids])
+        tree = Edges((len(self.edges),), 0.0, lambda seed, ids: homes[ids])
+        schedule = replace(job.schedule, tree=tree)
+        if (why := schedule.refuse(job.algorithm, len(sites))) is not None:
+            raise UserError(why)
+        return replace(job, schedule=schedule)
 
 
 class EdgeSums:

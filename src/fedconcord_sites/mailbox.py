@@ -14,16 +14,16 @@ POLL = 0.05  # seconds between two looks
 
 def ask(folder: Path, data: bytes, seconds: float) -> bytes | None:
     """The answer to a question; None where it does not come in time, and is not wanted any more."""
-    question = folder / f"{time.time_ns()}-{secrets.token_hex(8)}.question"
-    answer, end = question.with_suffix(".answer"), time.monotonic() + seconds
+    files.private_folder(folder)
+    end = time.time_ns() + int(seconds * 1e9)
+    question = folder / f"{end}-{secrets.token_hex(8)}.question"
+    answer = question.with_suffix(".answer")
     try:
         files.write_bytes(question, data, mode=0o600)
-        while time.monotonic() < end:
+        while time.time_ns() < end:
             if answer.exists():
                 return answer.read_bytes()
             time.sleep(POLL)
-        return None
-    except FileNotFoundError:  # nobody attends it yet
         return None
     finally:
         question.unlink(missing_ok=True)
@@ -31,18 +31,17 @@ def ask(folder: Path, data: bytes, seconds: float) -> bytes | None:
 
 
 def attend(folder: Path, answer: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> None:
-    """Answer questions one after the other, the oldest first, until it is over; those from before are dropped."""
+    """Answer questions one after the other, whose time ends first before others, until it is over."""
     files.private_folder(folder)
-    for path in [*folder.glob("*.question"), *folder.glob("*.answer")]:
-        path.unlink(missing_ok=True)
     while not is_over():
         questions = sorted(folder.glob("*.question"))
         for path in questions[:1]:
             try:
-                data = answer(path.read_bytes())
+                is_late = int(path.name.partition("-")[0]) < time.time_ns()  # of a process that was killed
+                data = b"" if is_late else answer(path.read_bytes())
             except FileNotFoundError:  # not wanted any more
                 continue
-            if path.exists():
+            if path.exists() and not is_late:
                 files.write_bytes(path.with_suffix(".answer"), data, mode=0o600)
             path.unlink(missing_ok=True)
         if not questions:

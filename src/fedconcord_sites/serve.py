@@ -70,11 +70,15 @@ def check(
     Raises:
         UserError: the job's settings are wrong, or cannot be deployed.
     """
-    exchange = _through(edges, sites, exchange, source_of(settings), lambda event: None) or exchange
+    source = source_of(settings)
+    through = _through(edges, sites, exchange, source, lambda event: None)
+    link = SiteLink(_names(sites), secrets.token_hex(8), through or exchange, wait, None)
     try:
-        handshake.agreed(settings, SiteLink(_names(sites), secrets.token_hex(8), exchange, wait, None), False, later)
+        agreement = handshake.agreed(settings, link, False, later)
     except DifferError as differ:
         return differ.sentences
+    if through is not None:
+        through.nested(shell(source, agreement.form, len(agreement.sites))[1], agreement.sites)
     return []
 
 
@@ -140,13 +144,7 @@ def serve(
     link.await_(agreement.later, Newcomers(source, config, job, agreement))
     job = private.at_server(job, chance, folder)
     if through is not None:
-        assert isinstance(job.schedule, Schedule)
-        if job.algorithm.phases.prologue is not None:
-            raise UserError(
-                f"{config.label} asks every site for gradients before round 0, which edge servers do not add up; use "
-                "another method, or no edge servers"
-            )
-        job = replace(job, schedule=replace(job.schedule, tree=through.tier(agreement.sites)))
+        job = through.nested(job, agreement.sites)
     with threads(config.engine.threads):
         goes_on = is_resumed and resume
         flow = flow or at_once(exchange)
