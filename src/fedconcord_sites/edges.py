@@ -18,7 +18,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -49,16 +50,17 @@ from fedconcord.method.wrappers.forms import forms
 from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
+from fedconcord_sites import mailbox
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, is_secure, shell, source_of
 from fedconcord_sites.policy import job_digest
 from fedconcord_sites.site_link import SiteLink
 
-STAYS = {"orders": ("reply", "up"), "train": ("reply", "up"), "ask": ("gradient", "gradient")}
-"""Question -> the answer whose tensors stay at the edge, and the name of their tree."""
+STAYS = {"orders": "reply", "train": "reply", "ask": "gradient"}  # question -> the answer whose tensors stay at an edge
 SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
 TOTAL = "total"
 END = "end"  # of the run: what an edge is told last
+Answer = TypeVar("Answer")
 
 
 # -- messages between the root and an edge -----------------------------------------------------------------------------
@@ -101,12 +103,12 @@ def _lengths(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     numbers = {}
     for name, tensor in tensors.items():
         length = float(tensor.double().norm()) if bool(finite(tensor, 1)) else math.nan
-        numbers[f"lengths/{name.partition('/')[2]}"] = torch.full(_shape(tensor), length, dtype=torch.float64)
+        numbers[f"lengths/{name.partition('/')[2]}"] = _number(tensor).fill_(length)
     return numbers
 
 
-def _shape(leaf: object) -> tuple[int, ...]:
-    return (1,) if isinstance(leaf, Tensor) and leaf.ndim else ()
+def _number(leaf: Tensor) -> Tensor:
+    return torch.empty((1,) * bool(leaf.ndim), dtype=torch.float64)
 
 
 # -- at the root -------------------------------------------------------------------------------------------------------
@@ -138,8 +140,7 @@ class EdgeExchange:
         see: is told of edges that are lost.
 
     Attributes:
-        counts: by edge how often it was `asked`, gave no answer (`missed`), and what it sent and got (`bytes_sent`,
-            `bytes_got`).
+        counts: by edge how often it was asked and did not answer, and bytes that it sent and got.
 
     Raises:
         UserError: as `homes_of`.
@@ -155,7 +156,7 @@ class EdgeExchange:
     ) -> None:
         self.edge_of = homes_of(homes, sites, source)
         self.edges, self.exchange, self.see = [*homes], exchange, see
-        self.job, self.number = job_digest(source), 0
+        self.job, self.number, self.away = job_digest(source), 0, set[str]()
         self.counts = {edge: Counter(asked=0, missed=0, bytes_sent=0, bytes_got=0) for edge in homes}
 
     def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
@@ -167,14 +168,13 @@ class EdgeExchange:
         for edge, of_site in below.items():
             fields, tensors = bundle(of_site)
             frames[edge] = Frame("pass", "", 0, 0, {**fields, "wait": SHARE * wait}, tensors)
-        answers = dict[str, bytes]()
-        for edge, frame in self.ask(frames, "passed", wait).items():
-            of_site = unbundled(frame)
-            answers |= {site: codec.write(of_site[site]) for site in below[edge] if site in of_site}
-        return answers
+        answers = self.ask(frames, "passed", wait, unbundled)
+        return {s: codec.write(one) for edge, each in answers.items() for s, one in each.items() if s in below[edge]}
 
-    def ask(self, frames: Mapping[str, Frame], kind: str, wait: float) -> dict[str, Frame]:
-        """One message to each of these edges, and the answers of this kind that came.
+    def ask(
+        self, frames: Mapping[str, Frame], kind: str, wait: float, read: Callable[[Frame], Answer]
+    ) -> dict[str, Answer]:
+        """One message to each of these edges, and what is read of the answers of this kind that came.
 
         Raises:
             UserError: an edge refuses, in its words.
@@ -184,9 +184,9 @@ class EdgeExchange:
             edge: codec.write(one._replace(round=self.number, fields={**one.fields, "job": self.job}))
             for edge, one in frames.items()
         }
-        answers, raw_answers = dict[str, Frame](), self.exchange(messages, wait)
+        answers, came = dict[str, Answer](), self.exchange(messages, wait)
         for edge, message in messages.items():
-            data, count = raw_answers.get(edge), self.counts[edge]
+            data, count = came.get(edge), self.counts[edge]
             count.update(asked=1, missed=data is None, bytes_got=len(message), bytes_sent=len(data or b""))
             try:
                 if data is None:
@@ -196,21 +196,25 @@ class EdgeExchange:
                     raise UserError(f"edge server {edge} refuses: {str(answer.fields.get('why'))[:300]}")
                 if (answer.kind, answer.round) != (kind, self.number):
                     raise FrameError("an answer to another question")
-                answers[edge] = answer
+                answers[edge] = read(answer)
+                self.away.discard(edge)
             except FrameError as lost:
-                sites = [site for site, home in self.edge_of.items() if home == edge]
-                text = f"edge server {edge} is out with its sites {', '.join(sites)}: {lost}"
-                self.see(Event("missing", text, edge))
+                if edge not in self.away:
+                    text = f"edge server {edge} is out with its sites {', '.join(self._below(edge))}: {lost}"
+                    self.see(Event("missing", text, edge))
+                self.away.add(edge)
         return answers
+
+    def _below(self, edge: str) -> list[str]:
+        return [site for site, home in self.edge_of.items() if home == edge]
 
     def end(self) -> None:
         """Tell the edges that the run is over; who does not hear it waits for another one of the job."""
-        self.ask({edge: Frame(END, "", 0, 0) for edge in self.edges}, END, 1.0)
+        self.ask({edge: Frame(END, "", 0, 0) for edge in self.edges}, END, 10.0, lambda frame: frame)
 
     def said(self) -> list[dict[str, Any]]:
         """What run.json says of the edges."""
-        below = {edge: [site for site, home in self.edge_of.items() if home == edge] for edge in self.counts}
-        return [{"name": edge, "sites": below[edge], **count} for edge, count in self.counts.items()]
+        return [{"name": edge, "sites": self._below(edge), **count} for edge, count in self.counts.items()]
 
     def nested(self, job: Job, sites: Sequence[str]) -> Job:
         """The job of these sites, by number, whose rounds know who is below which edge.
@@ -245,16 +249,11 @@ class EdgeSums:
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; the replies have lengths in place of vectors."""
-        forms_of = {i: one.like for i, one in requests.of_client.items()}
-        of_client = {
-            i: one._replace(name="lengths", like=tree_map(_length_form, one.like))
-            for i, one in requests.of_client.items()
-        }
-        replies, plan = half.hear(requests._replace(of_client=of_client)), requests.plan
-        stayed = sum(tree_bytes(forms_of[i]) - tree_bytes(one.tree) for i, one in replies.items())
-        half.traffic = half.traffic._replace(
-            payload_up=half.traffic.payload_up + stayed
-        )  # what clients sent, not edges
+        whole, plan = requests.of_client, requests.plan
+        of_client = {i: one._replace(name="lengths", like=tree_map(_number, one.like)) for i, one in whole.items()}
+        replies = half.hear(requests._replace(of_client=of_client))
+        more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
+        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
         while True:
             plan = half.only(plan, replies)
             replies = {i: replies[i] for i in plan.ids.tolist()}
@@ -277,29 +276,27 @@ class EdgeSums:
         frames = {
             edge: Frame(TOTAL, half.method, 0, 0, {**about, "replies": marks}, arrays) for edge, marks in below.items()
         }
-        answers = self.edges.ask(frames, TOTAL, self.link.wait)
-        form, totals = form_of_total(half, phase, cohort_of(half.space, plan)), list[Tree]()
-        for edge in sorted(below, key=self.edges.edges.index):
-            wrong: dict[str, str | None] = dict.fromkeys(below[edge])
-            try:
-                if edge in answers and not (wrong := dict(answers[edge].fields.get("wrong", {}))):
-                    totals.append(codec.unpack(TOTAL, answers[edge], form, half.space.device))
-            except FrameError:
-                wrong = dict.fromkeys(below[edge])
-            for site, (i, _) in below[edge].items():
-                if site in wrong:
-                    del replies[i]
-                    if (why := wrong[site]) is not None:
-                        self.link.refuse(i, str(why), TOTAL)
-        if len(totals) < len(below):
+        form = form_of_total(half, phase, cohort_of(half.space, plan))
+
+        def read(frame: Frame) -> Tree | Mapping[str, str | None]:
+            """A total, or why there is none: by site, the reason that is the site's, or none."""
+            wrong = frame.fields.get("wrong")
+            return wrong if isinstance(wrong, Mapping) else codec.unpack(TOTAL, frame, form, half.space.device)
+
+        answers: dict[str, Any] = {edge: dict.fromkeys(marks) for edge, marks in below.items()}
+        answers |= self.edges.ask(frames, TOTAL, self.link.wait, read)
+        totals = [answers[edge] for edge in self.edges.edges if edge in below]
+        for edge, marks in below.items():
+            if isinstance(answers[edge], Mapping):
+                for site in marks.keys() & answers[edge].keys():
+                    del replies[marks[site][0]]
+                    if answers[edge][site] is not None:
+                        self.link.refuse(marks[site][0], str(answers[edge][site]), TOTAL)
+        if any(isinstance(one, Mapping) for one in totals):
             return None
         for i in replies:
             self.link.accept(i, TOTAL)
         return totals
-
-
-def _length_form(leaf: object) -> Tensor:
-    return torch.empty(_shape(leaf), dtype=torch.float64)
 
 
 # -- at an edge --------------------------------------------------------------------------------------------------------
@@ -318,21 +315,25 @@ class Edge:
 
     def __init__(self, settings: str, exchange: Exchange) -> None:
         self.source, self.exchange = source_of(settings), exchange
-        self.is_over = False  # the root said that the run is
+        self._is_over = False  # the root said that the run is
         self._replies: dict[str, Frame] = {}  # of the last phase, by site
         self._jobs: dict[str, Job] = {}  # by the form of the sites' samples
 
+    def attend(self, folder: Path) -> None:
+        """Answer what comes into a mailbox until the root says that the run is over."""
+        mailbox.attend(folder, self.answer, lambda: self._is_over)
+
     def answer(self, data: bytes) -> bytes:
         """The answer to a message of the root; one that is damaged or of another job is refused in it."""
-        frame = Frame("unreadable", "", 0, 0)
+        frame, handlers = Frame("unreadable", "", 0, 0), {"pass": self._pass, TOTAL: self._total, END: self._end}
         try:
             frame = codec.read(data)
             if frame.fields.get("job") != job_digest(self.source):
                 raise FrameError("it has the app of another job; submit the root's to it")
-            handlers = {"pass": self._pass, TOTAL: self._total, END: self._end}
             answer = handlers[frame.kind](frame)
-        except (FrameError, UserError, KeyError) as wrong:
-            answer = frame._replace(kind="refused", fields={"why": str(wrong)}, tensors={})
+        except (UserError, KeyError, TypeError, ValueError) as wrong:
+            why = str(wrong) if isinstance(wrong, FrameError | UserError) else "its content cannot be used"
+            answer = frame._replace(kind="refused", fields={"why": why}, tensors={})
         return codec.write(answer)
 
     def _pass(self, frame: Frame) -> Frame:
@@ -351,8 +352,7 @@ class Edge:
             answer = codec.read(data)
         except FrameError as wrong:
             return question._replace(kind="refused", fields={"why": f"its answer is {wrong}"}, tensors={})
-        kind, _ = STAYS.get(question.kind, ("", ""))
-        if answer.kind != kind:
+        if answer.kind != STAYS.get(question.kind):
             return answer
         self._replies[site] = answer
         return answer._replace(tensors=_lengths(answer.tensors))
@@ -384,7 +384,7 @@ class Edge:
         return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
 
     def _end(self, frame: Frame) -> Frame:
-        self.is_over = True
+        self._is_over = True
         return frame._replace(fields={})
 
     def _job(self, form: Mapping[str, Any], clients: int) -> Job:

@@ -8,12 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedconcord.support import files
+from fedconcord.support.errors import LostError
 
 POLL = 0.05  # seconds between two looks
 
 
-def ask(folder: Path, data: bytes, seconds: float) -> bytes | None:
-    """The answer to a question; None where it does not come in time, and is not wanted any more."""
+def ask(folder: Path, data: bytes, seconds: float) -> bytes:
+    """The answer to a question.
+
+    Raises:
+        LostError: it did not come in time, and is not wanted any more.
+    """
     files.private_folder(folder)
     end = time.time_ns() + int(seconds * 1e9)
     question = folder / f"{end}-{secrets.token_hex(8)}.question"
@@ -24,7 +29,7 @@ def ask(folder: Path, data: bytes, seconds: float) -> bytes | None:
             if answer.exists():
                 return answer.read_bytes()
             time.sleep(POLL)
-        return None
+        raise LostError(f"nobody answers in {folder} within {seconds:.0f} s; is the app of the edge server submitted?")
     finally:
         question.unlink(missing_ok=True)
         answer.unlink(missing_ok=True)

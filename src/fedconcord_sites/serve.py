@@ -71,7 +71,7 @@ def check(
         UserError: the job's settings are wrong, or cannot be deployed.
     """
     source = source_of(settings)
-    through = _through(edges, sites, exchange, source, lambda event: None)
+    through = EdgeExchange(edges, sites, exchange, source, lambda event: None) if edges else None
     link = SiteLink(_names(sites), secrets.token_hex(8), through or exchange, wait, None)
     try:
         agreement = handshake.agreed(settings, link, False, later)
@@ -116,7 +116,7 @@ def serve(
             needs all sites misses one, or the folder is taken.
     """
     clock, tell = Clock(), see or (lambda event: None)
-    through = _through(edges, sites, exchange, source_of(settings), tell)
+    through = EdgeExchange(edges, sites, exchange, source_of(settings), tell) if edges else None
     is_resumed = resume and (folder / handshake.NAME).exists()
     if not resume:
         refuse_taken(folder)
@@ -233,17 +233,6 @@ def _served(
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites(about is not None))
     training.train(prepared, folder, length, info, on_row, options, clock, observers)
     return finished(folder)
-
-
-def _through(
-    edges: Mapping[str, Sequence[str]],
-    sites: Sequence[str],
-    exchange: Exchange,
-    source: Source,
-    see: Callable[[Event], None],
-) -> EdgeExchange | None:
-    """The way to sites through their edge servers, if they have some; raises as `EdgeExchange`."""
-    return EdgeExchange(edges, sites, exchange, source, see) if edges else None
 
 
 def _jury(terms: Terms, agreement: Agreed, store: RemoteStore) -> Jury:

@@ -34,7 +34,7 @@ from test_deploy_core import (
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.study.runs.events import Finished
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import LostError, UserError
 from fedconcord_sites import mailbox
 from fedconcord_sites.edges import Edge, bundle, unbundled
 from fedconcord_sites.exchange import Exchange
@@ -91,7 +91,8 @@ def test_a_run_through_edges_is_that_of_one_server(name: str, files: Path, tmp_p
     same(here, *simulated(job, files / "all.csv"))
     for column in ("bytes_up", "bytes_down", "gradient_steps"):
         assert [row[column] for row in here.metrics()] == [row[column] for row in flat.metrics()]
-    assert all(edge.is_over for edge in here.edges.values())
+    for edge in here.edges.values():
+        edge.attend(tmp_path / "box")  # returns at once: they were told that the run is over
 
 
 @pytest.mark.parametrize(
@@ -345,8 +346,7 @@ def tell(folders: Mapping[str, Path]) -> Exchange:
     def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
         with ThreadPoolExecutor(max(len(messages), 1)) as pool:
             asked = {name: pool.submit(mailbox.ask, folders[name], data, wait) for name, data in messages.items()}
-        answers = {name: one.result() for name, one in asked.items()}
-        return {name: data for name, data in answers.items() if data is not None}
+        return {name: one.result() for name, one in asked.items() if one.exception() is None}
 
     return exchange
 
@@ -396,8 +396,7 @@ def test_processes_of_their_own_one_edge_killed(edges: int, sites: int, forks: A
 
     def edge(name: str) -> int:
         def run() -> None:
-            one = Edge(here.job, tell(boxes))
-            mailbox.attend(boxes[name], one.answer, lambda: one.is_over)
+            Edge(here.job, tell(boxes)).attend(boxes[name])
 
         return int(forks(run))
 
@@ -435,11 +434,13 @@ def test_processes_of_their_own_one_edge_killed(edges: int, sites: int, forks: A
 
 def test_a_mailbox_drops_what_nobody_wants_any_more(tmp_path: Path, forks: Any) -> None:
     box = tmp_path / "box"
-    assert mailbox.ask(box, b"x", 0.2) is None  # nobody attends it
+    with pytest.raises(LostError, match="nobody answers in"):
+        mailbox.ask(box, b"x", 0.2)
     assert stat.S_IMODE(box.stat().st_mode) == 0o700
     (box / "1-old.question").write_bytes(b"of a process that was killed")
     forks(lambda: mailbox.attend(box, lambda data: time.sleep(0.5 * (data == b"slow")) or data.upper(), lambda: False))
     assert mailbox.ask(box, b"x", 20.0) == b"X"
-    assert mailbox.ask(box, b"slow", 0.1) is None
+    with pytest.raises(LostError, match="within 0 s"):
+        mailbox.ask(box, b"slow", 0.1)
     assert mailbox.ask(box, b"x", 20.0) == b"X"
     assert [*box.iterdir()] == []
