@@ -54,7 +54,7 @@ from fedconcord_sites import mailbox
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, is_secure, shell, source_of
 from fedconcord_sites.policy import job_digest
-from fedconcord_sites.site_link import SiteLink
+from fedconcord_sites.site_link import SLACK, SiteLink
 
 STAYS = {"orders": "reply", "train": "reply", "ask": "gradient"}  # question -> the answer whose tensors stay at an edge
 SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
@@ -141,6 +141,7 @@ class EdgeExchange:
 
     Attributes:
         counts: by edge how often it was asked and did not answer, and bytes that it sent and got.
+        most: bytes of a site's answer, beyond which its edge refuses it.
 
     Raises:
         UserError: as `homes_of`.
@@ -156,7 +157,7 @@ class EdgeExchange:
     ) -> None:
         self.edge_of = homes_of(homes, sites, source)
         self.edges, self.exchange, self.see = [*homes], exchange, see
-        self.job, self.number, self.away = job_digest(source), 0, set[str]()
+        self.job, self.number, self.away, self.most = job_digest(source), 0, set[str](), 2**27
         self.counts = {edge: Counter(asked=0, missed=0, bytes_sent=0, bytes_got=0) for edge in homes}
 
     def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
@@ -167,7 +168,7 @@ class EdgeExchange:
         frames = {}
         for edge, of_site in below.items():
             fields, tensors = bundle(of_site)
-            frames[edge] = Frame("pass", "", 0, 0, {**fields, "wait": SHARE * wait}, tensors)
+            frames[edge] = Frame("pass", "", 0, 0, {**fields, "wait": SHARE * wait, "most": self.most}, tensors)
         answers = self.ask(frames, "passed", wait, unbundled)
         return {s: codec.write(one) for edge, each in answers.items() for s, one in each.items() if s in below[edge]}
 
@@ -249,6 +250,7 @@ class EdgeSums:
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; the replies have lengths in place of vectors."""
+        self.edges.most = self.link.most + SLACK
         whole, plan = requests.of_client, requests.plan
         of_client = {i: one._replace(name="lengths", like=tree_map(_number, one.like)) for i, one in whole.items()}
         replies = half.hear(requests._replace(of_client=of_client))
@@ -342,14 +344,15 @@ class Edge:
             self._replies = {}
         messages = {site: codec.write(one) for site, one in questions.items()}
         answers = self.exchange(messages, float(frame.fields["wait"]))
-        frames = {site: self._upward(site, one, answers[site]) for site, one in questions.items() if site in answers}
+        most = codec.whole(frame.fields["most"])
+        frames = {s: self._upward(s, one, answers[s], most) for s, one in questions.items() if s in answers}
         fields, tensors = bundle(frames)
         return frame._replace(kind="passed", fields=fields, tensors=tensors)
 
-    def _upward(self, site: str, question: Frame, data: bytes) -> Frame:
+    def _upward(self, site: str, question: Frame, data: bytes, most: int) -> Frame:
         """What goes up of a site's answer."""
         try:
-            answer = codec.read(data)
+            answer = codec.read(data, most)
         except FrameError as wrong:
             return question._replace(kind="refused", fields={"why": f"its answer is {wrong}"}, tensors={})
         if answer.kind != STAYS.get(question.kind):

@@ -169,7 +169,7 @@ def test_an_edge_lost_in_a_round_is_its_sites_absent(when: str, name: str, files
 
 def test_half_an_edge(files: Path, tmp_path: Path) -> None:
     """A site below an edge is away, sends what is not finite, of another shape, or no frame: that site alone is out."""
-    job = with_(job_of("scaffold"), cohort=3, rounds=10, eval={"every": 10})
+    job = with_(job_of("scaffold"), cohort=3, rounds=12, eval={"every": 12})
     here, flat = Nested(job, files, tmp_path / "nested"), Federation(job, files, tmp_path / "flat")
 
     def spoilt(of: Federation) -> Exchange:
@@ -179,7 +179,9 @@ def test_half_an_edge(files: Path, tmp_path: Path) -> None:
             if question.kind == "orders" and question.round % 2 == 0:
                 reply = codec.read(answers["chur"])
                 x = reply.tensors["up/x"]
-                bad = [None, torch.full_like(x, torch.nan), x[:3], x.float(), b"no frame"][question.round // 2]
+                bad = [None, torch.full_like(x, torch.nan), x[:3], x.float(), torch.zeros(2**19), b"no frame"][
+                    question.round // 2
+                ]
                 del answers["chur"]
                 if isinstance(bad, bytes):
                     answers["chur"] = bad
@@ -311,6 +313,25 @@ def test_an_edge_with_another_job_is_named(files: Path, tmp_path: Path) -> None:
     here.edges["south"] = Edge(here.job.replace("rounds = 4", "rounds = 5"), here.of_sites)
     with pytest.raises(UserError, match="edge server south refuses: it has the app of another job"):
         here.serve()
+
+
+def test_a_total_is_of_the_replies_that_the_root_names(files: Path, tmp_path: Path) -> None:
+    here = Nested(with_(job_of("fedavg"), cohort=3), files, tmp_path)
+    here.serve()
+    _, question, answer = [one for one in here.passed if one[1].kind == "total" and one[0] == "north"][-1]
+
+    def again(**changes: Any) -> Frame:
+        fields = {**question.fields, **changes}
+        return codec.read(here.edges["north"].answer(codec.write(question._replace(fields=fields))))
+
+    torch.testing.assert_close(again().tensors, answer.tensors, rtol=0, atol=0)
+    marks, plan = question.fields["replies"], question.fields["plan"]
+    client, mark = marks["basel"]
+    assert again(replies={**marks, "basel": [client, mark + 1]}).fields["wrong"] == {"basel": None}
+    assert again(plan={**plan, "round": 2}).fields["wrong"] == {"basel": None, "chur": None}
+    one = again(replies={"basel": marks["basel"]}).tensors["total/"]
+    other = again(replies={"chur": marks["chur"]}).tensors["total/"]
+    torch.testing.assert_close(one + other, answer.tensors["total/"], rtol=1e-14, atol=1e-14)
 
 
 def test_damaged_messages_and_strangers_are_refused_at_an_edge(files: Path, tmp_path: Path) -> None:
