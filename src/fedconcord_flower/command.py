@@ -217,7 +217,7 @@ def site(
     """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the folder of keys."""
     place = Path(folder or f"site-{name}")
     rules = Path(policy) if policy else None
-    if bool(data) == bool(edge):
+    if bool(data) == bool(edge) or (preview and edge):
         raise UserError("--data names a site's samples and --edge the folder of an edge server; give one of them")
     if preview:
         _preview(Path(preview), Path(data), name, rules)

@@ -158,11 +158,11 @@ def _once(trial: Trial, tell: Tell) -> Finished:
             Below(trial, name, began / name, [sites[one] for one in trial.edges[name]], tell) for name in trial.edges
         ]
         for edge in edges:
-            opened.callback(edge.stop)
+            opened.callback(edge.opened.close)
             edge.start()
-        there = [_edge(trial, ring, name) for name in trial.edges] or [*sites.values()]
-        root = _tier(opened, trial, "", began, order, there, [sites[one.name] for one in later], tell)
-        _follow(root, edges, events, [sites[one.name] for one in later])
+        above = [_node(trial, ring, Member(name, None))._replace(edge=_meeting(trial, name)) for name in trial.edges]
+        comers, there = [sites[one.name] for one in later], above or [*sites.values()]
+        _follow(_tier(opened, trial, "", began, order, there, comers, tell), edges, events, comers)
     return finished(trial.folder)
 
 
@@ -224,22 +224,13 @@ class Below:
                 raise LostError(f"its app {details or 'failed'}")
         except LostError as lost:
             self.tell({"say": f"edge server {self.name}: {lost}; it is started again, with its sites"})
-            self.stop()
+            self.opened.close()
             self.start()
-
-    def stop(self) -> None:
-        """End all of it."""
-        self.opened.close()
 
 
 def _meeting(trial: Trial, edge: str) -> Path:
     """Where an edge server attends to its SuperNode."""
     return trial.place / "edges" / edge
-
-
-def _edge(trial: Trial, ring: Path, name: str) -> Node:
-    """An edge server's SuperNode."""
-    return Node(name, ring / f"{name}.key", None, trial.place / "sites" / name, None, _meeting(trial, name))
 
 
 def _keys(folder: Path, members: Sequence[Member]) -> Path:
