@@ -41,6 +41,7 @@ ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py", "tests/sites/test_jury.py")
 NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
+EDGES = ("tests/sites/test_edges.py", "-m", "not slow")
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -506,6 +507,30 @@ MUTATIONS: dict[str, Mutation] = {
     "wire: orders of an earlier model have the newest": Mutation(
         (Edit("execution/messages/server.py", "phase.downs.get(versions[k], broadcast)", "broadcast"),),
         ("tests/execution/test_asynchronous_wire.py", "-k", "frames"),
+    ),
+    "edges: the others' totals stay as they are when one is lost": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/edges.py",
+                "            return None\n        for i in replies:",
+                "            totals = [t for t in totals if not isinstance(t, Mapping)]\n        for i in replies:",
+            ),
+        ),
+        EDGES,
+    ),
+    "edges: a total of replies that the root does not mean": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/edges.py",
+                "(frame.method, plan.round, mark):",
+                '(frame.method, plan.round, reply.fields.get("fingerprint", 0)):',
+            ),
+        ),
+        EDGES,
+    ),
+    "edges: a site is blamed for what its edge lost": Mutation(
+        (Edit("../fedconcord_sites/edges.py", "wrong[site] = None  # the edge", 'wrong[site] = "lost"  # the edge'),),
+        EDGES,
     ),
     "sites: a reply counts by the update that it is in": Mutation(
         (Edit("execution/messages/server.py", "(plan.round_of(k), self._replies[i].fingerprint)", "(plan.round, 0)"),),

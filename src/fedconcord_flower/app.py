@@ -26,6 +26,8 @@ class Order(NamedTuple):
     resume: bool  # continue the results in the folder
     events: str  # a file at the server that gets a line a round, or ''
     later: Mapping[str, int] = MappingProxyType({})  # of the sites those that may come after round 0, and their rows
+    edges: Mapping[str, Sequence[str]] = MappingProxyType({})  # edge server -> the sites below it; none if none
+    edge: str = ""  # of an edge server, the folder that it shares with its SuperNode; '' at the root
 
 
 def write_app(folder: Path, settings: str, order: Order) -> None:
@@ -78,6 +80,21 @@ def later_of(text: str, sites: Sequence[str]) -> dict[str, int]:
     return values
 
 
+def edges_of(text: str) -> dict[str, list[str]]:
+    """Edge servers and the sites below each, of 'NAME=SITE+SITE,...'.
+
+    Raises:
+        UserError: it is of another form.
+    """
+    edges: dict[str, list[str]] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, sites = (word.strip() for word in part.partition("="))
+        edges[name] = [*edges.get(name, ()), *(site.strip() for site in sites.split("+"))]
+        if not name or not all(edges[name]):
+            raise UserError(f"an edge server is given as NAME=SITE+SITE, as in north=basel+bern, given {part!r}")
+    return edges
+
+
 def _project(order: Order) -> str:
     return f"""[project]
 name = "fedconcord-job"
@@ -100,4 +117,6 @@ resume = {json.dumps(order.resume)}
 check = false
 events = {json.dumps(order.events)}
 later = {json.dumps(",".join(f"{name}={rows}" for name, rows in order.later.items()))}
+edges = {json.dumps(",".join(f"{name}={'+'.join(sites)}" for name, sites in order.edges.items()))}
+edge = {json.dumps(order.edge)}
 """

@@ -74,7 +74,9 @@ def write_card(folder: Path, job: str) -> Path:
         ),
         sums="Messages and figures were added under masks: the server saw sums of all sites alone."
         if secure.get("clip") is not None
-        else f"The server saw each site's messages{' and figures' if figures else ''}.",
+        else f"The server saw each site's messages{' and figures' if figures else ''}."
+        if not about.get("edges")
+        else "Edge servers saw the messages of their sites, and the root their totals and each site's figures.",
         settings=json.dumps(config, indent=1),
         limits="\n".join(limits) or "* No site was left out, and none missed an answer.",
     )

@@ -36,6 +36,9 @@ Sites = Annotated[str | None, option(SITES, "FILE,...")]
 LATER = "Sites' files whose SuperNodes start after round 1, separated by commas; --sites has the others."
 Wait = Annotated[float, option("Seconds to wait for the answer of a site. [600]", "SECONDS")]
 Limit = Annotated[float, option("Seconds to wait until all sites are there. [600]", "SECONDS")]
+Tree = Annotated[
+    str, option("Edge servers between the sites and the root, with the sites of each.", "NAME=SITE+SITE,...")
+]
 Rules = Annotated[str, option("File of the policy of the site, by `fedconcord flower policy`.", "FILE")]
 Port = Annotated[int, option("Port of the server. [8443]", "PORT")]
 
@@ -58,6 +61,7 @@ def try_(
     wait: Wait = 600.0,
     limit: Limit = 600.0,
     policy: Rules = "",
+    tree: Tree = "",
 ) -> None:
     """Run a job on this machine as it would run on real sites. It has a server, a process per site, TLS and keys."""
     with importing():
@@ -65,22 +69,26 @@ def try_(
         from fedconcord.insight.report import write_report
         from fedconcord.support.files import free_folder
         from fedconcord_flower import trial
+        from fedconcord_flower.app import edges_of
         from fedconcord_sites.policy import USUAL, read
 
+    edges = edges_of(tree)
     rules = Path(policy) if policy else None
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
     place = folder.with_name(f"{folder.name}.flower")
     settings = _settings(given, None if resume is None else trial.job_of(place), trust)
     members = _members(sites, settings, given["clients"] is not None)
     if later is not None:
+        if edges:
+            raise UserError("--later and --tree exclude each other in a trial; leave one of them out")
         if sites is None:
             raise UserError("--later names files of sites that come later; give the files of the others by --sites")
         members += [one._replace(later=True) for one in _members(later, settings, False)]
     if resume is None:
         refuse_taken(folder)
         with TemporaryDirectory() as checked:
-            _refuse(trial.differences(settings, members, Path(checked), read(rules) if rules else USUAL))
-    plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None, rules)
+            _refuse(trial.differences(settings, members, Path(checked), read(rules) if rules else USUAL, edges))
+    plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None, rules, edges)
     say(
         f"{len(members)} sites, a server and a worker start on this machine, for {_rounds(settings)} rounds; "
         f"results go into {folder}, logs and what sites remember into {place}; Ctrl-C ends all of them"
@@ -144,17 +152,21 @@ def new(
     ] = "",
     out: Annotated[str, option("Folder of the results, at the server. [results]", "DIR")] = "results",
     wait: Wait = 600.0,
+    tree: Tree = "",
 ) -> None:
     """Write a Flower app, for `flwr run` on a team's own SuperLink."""
     with importing():
-        from fedconcord_flower.app import Order, later_of, write_app, write_operation
+        from fedconcord_flower.app import Order, edges_of, later_of, write_app, write_operation
         from fedconcord_flower.keys import check_names
         from fedconcord_sites import policy
+        from fedconcord_sites.edges import homes_of
+        from fedconcord_sites.form import source_of
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    check_names(names)
-    settings = _settings(given)
-    write_app(Path(folder), settings, Order(names, out, wait, False, "", later_of(later, names)))
+    settings, edges = _settings(given), edges_of(tree)
+    check_names([*names, *edges])
+    homes_of(edges, names, source_of(settings))
+    write_app(Path(folder), settings, Order(names, out, wait, False, "", later_of(later, names), edges))
     policy.write(Path(folder) / "site.toml", settings, None, len(names))
     write_operation(Path(folder) / "operate", names)
     say(f"app: {folder}; {folder}/README.md says what the server and each site start, site.toml what a site answers")
@@ -194,16 +206,19 @@ def server(
 @app.command()
 def site(
     name: Annotated[str, typer.Argument(help="The site's name, as its key is registered.", metavar="NAME")],
-    data: Annotated[str, option("The site's file of samples.", "FILE")],
+    data: Annotated[str, option("The site's file of samples.", "FILE")] = "",
     server: Annotated[str, option("The server's address.", "HOST:PORT")] = "",
     keys: Keys = "keys",
     folder: Annotated[str, option("Folder for what the site remembers between rounds. [site-NAME]", "DIR")] = "",
     policy: Rules = "",
     preview: Annotated[str, option("Start nothing: show what the job of this file would have sent.", "FILE")] = "",
+    edge: Annotated[str, option("In place of --data: the folder that an edge server's app attends.", "DIR")] = "",
 ) -> None:
     """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the folder of keys."""
     place = Path(folder or f"site-{name}")
     rules = Path(policy) if policy else None
+    if bool(data) == bool(edge) or (preview and edge):
+        raise UserError("--data names a site's samples and --edge the folder of an edge server; give one of them")
     if preview:
         _preview(Path(preview), Path(data), name, rules)
         return
@@ -211,7 +226,8 @@ def site(
 
     if not server:
         raise UserError("--server is missing: it names the server's address, as in server.example.org:8443")
-    _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell, rules))
+    samples, meeting = (Path(one) if one else None for one in (data, edge))
+    _until_stopped(lambda tell: standing.site(name, server, samples, Path(keys), place, tell, rules, meeting))
 
 
 @app.command()

@@ -82,14 +82,16 @@ def server(settings: str) -> ServerApp:
 
     Its run configuration names `sites` (separated by commas), `folder` (of the results), `wait` (seconds for an
     answer), `resume`, `check` (compare server and sites, train nothing), `events` (a file that gets lines of JSON,
-    or "") and `later` (NAME=ROWS of sites that may come after round 0, separated by commas).
+    or ""), `later` (NAME=ROWS of sites that may come after round 0, separated by commas), `edges` (NAME=SITE+SITE of
+    edge servers), and at one of these `edge` (the folder that it shares with its SuperNode).
     """
     imports.trust(settings)  # an app is code: who lets it in lets in what it names
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedconcord_flower.app import later_of
+        from fedconcord_flower.app import edges_of, later_of
+        from fedconcord_sites.edges import Edge
         from fedconcord_sites.serve import check, serve
 
         config = context.run_config
@@ -97,14 +99,15 @@ def server(settings: str) -> ServerApp:
         tell, wait = teller(str(config["events"])), float(config["wait"])
         exchange = Carrier(GridPost(grid), tell)
         folder, resume = Path(str(config["folder"])), bool(config["resume"])
+        if config["edge"]:
+            return Edge(settings, exchange).attend(Path(str(config["edge"])))
         try:
-            later = later_of(str(config["later"]), sites)
-            exchange.gather([name for name in sites if name not in later], wait)
+            later, edges = later_of(str(config["later"]), sites), edges_of(str(config["edges"]))
+            exchange.gather([*edges] or [name for name in sites if name not in later], wait)
             if config["check"]:
-                tell({"differences": check(settings, sites, exchange, wait, later)})
-                return
+                return tell({"differences": check(settings, sites, exchange, wait, later, edges)})
             see, flow = (lambda event: tell(plain(event))), exchange.flow
-            serve(settings, sites, exchange, folder, see, wait, resume, later=later, flow=flow)
+            serve(settings, sites, exchange, folder, see, wait, resume, later=later, flow=flow, edges=edges)
             write_text(folder / "job.toml", settings)  # from which a signature has the job's digest
         except (UserError, LostError, OSError) as error:
             tell({"error": sentence(error)})
@@ -118,18 +121,21 @@ def client(settings: str) -> ClientApp:
 
     Its node configuration names `name`, `data` (the site's file, or "" for data that the job names), `folder` (of what
     the site remembers), and may name `policy` (its file), `keys` (the folder of its key and the other
-    sites', for secure sums) and `server` (its address, for the ledger).
+    sites', for secure sums) and `server` (its address, for the ledger). That of an edge server names `edge` alone.
     """
     imports.trust(settings)
     app = ClientApp()
 
     @app.query("frame")
     def answer(message: Message, context: Context) -> Message:
-        from fedconcord_sites import policy
+        from fedconcord_sites import mailbox, policy
         from fedconcord_sites.site import Site
 
         config = {key: str(value) for key, value in context.node_config.items()}
         message_bytes = _unpacked(message)
+        if config.get("edge"):
+            data = mailbox.ask(Path(config["edge"]), message_bytes, message.metadata.ttl)
+            return Message(_packed(data), reply_to=message)
         try:
             rules = policy.read(Path(config["policy"])) if config.get("policy") else policy.USUAL
             place, server = (Path(config["data"]), Path(config["folder"])), config.get("server", "")

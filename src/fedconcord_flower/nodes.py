@@ -37,6 +37,7 @@ class Node(NamedTuple):
     data: Path | None  # the site's samples; None for its part of data that the job names
     folder: Path  # of what the site remembers between rounds
     policy: Path | None = None  # what it answers; the usual if none
+    edge: Path | None = None  # of an edge server, the folder in which it attends
 
 
 class Nodes:
@@ -130,8 +131,8 @@ class Nodes:
         data = "" if node.data is None else str(node.data.resolve())
         values = {"name": node.name, "data": data, "folder": str(node.folder.resolve()), "server": self.link.address}
         values["keys"] = str(node.key.parent.resolve())
-        if node.policy is not None:
-            values["policy"] = str(node.policy.resolve())
+        optional = {"policy": node.policy, "edge": node.edge}
+        values |= {key: str(path.resolve()) for key, path in optional.items() if path is not None}
         write_text(
             config, "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
         )

@@ -63,14 +63,25 @@ def admit(folder: Path, control: grid.Control, tell: Tell) -> None:
         tell({"say": f"a key was withdrawn, {keys.mark_of(key)}; whoever has it is refused"})
 
 
-def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: Tell, rules: Path | None = None) -> None:
+def site(
+    name: str,
+    address: str,
+    data: Path | None,
+    folder: Path,
+    place: Path,
+    tell: Tell,
+    rules: Path | None = None,
+    edge: Path | None = None,
+) -> None:
     """A SuperNode and the worker for its tasks.
 
     Args:
         address: the server's, host:port.
+        data: the site's samples; None for an edge server.
         folder: has ca.crt and the site's NAME.key and NAME.pub.
         place: of what the site remembers, and of logs.
         rules: the site's policy; the usual one if none.
+        edge: of an edge server, the folder in which it attends.
 
     Raises:
         UserError: the policy, the key, the certificate, the file or the server is not as it must be.
@@ -84,7 +95,7 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
     key, authority = folder / f"{name}.key", folder / "ca.crt"
     coming = key.with_suffix(f".key{rotation.NEXT}")
     public = keys.public_of(key)
-    if not data.exists():
+    if data is not None and not data.exists():
         raise UserError(f"there is no file {data}; --data names the site's samples")
     keys.check_reachable(address, authority)
     files.private_folder(place)
@@ -113,7 +124,7 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
 
         with Processes(place / "logs", environment(place / "home")) as processes:
             nodes = Nodes(processes, link, states, place, apps=False, tell=tell)
-            nodes.start(Node(name, key, data, place / "state", rules))
+            nodes.start(Node(name, key, data, place / "state", rules, edge))
             nodes.start_worker()
             tell({"say": f"site {name} is started; logs: {place / 'logs'}"})
             while True:

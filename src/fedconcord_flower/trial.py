@@ -19,9 +19,10 @@ from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, check_loopback, environment, free_port, lost_sentence
 from fedconcord_sites import policy
+from fedconcord_sites.edges import Edge
 from fedconcord_sites.form import input_settings, source_of
 from fedconcord_sites.overview import Overview, overview
-from fedconcord_sites.serve import check
+from fedconcord_sites.serve import NO_EDGES, check
 from fedconcord_sites.site import NAMED, Site
 
 HOST = "127.0.0.1"
@@ -55,6 +56,15 @@ class Trial(NamedTuple):
     wait: float  # seconds for an answer
     resume: bool
     policy: Path | None = None  # of every site; the usual one if none
+    edges: Mapping[str, Sequence[str]] = NO_EDGES  # edge server -> the sites below it; none if none
+
+
+class Tier(NamedTuple):
+    """A SuperLink with those who come to it, and the run that was submitted to it."""
+
+    control: grid.Control
+    nodes: Nodes
+    number: int
 
 
 def job_of(place: Path) -> Path:
@@ -80,7 +90,11 @@ def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
 
 
 def differences(
-    settings: str, members: Sequence[Member], place: Path, rules: policy.Policy = policy.USUAL
+    settings: str,
+    members: Sequence[Member],
+    place: Path,
+    rules: policy.Policy = policy.USUAL,
+    edges: Mapping[str, Sequence[str]] = NO_EDGES,
 ) -> list[str]:
     """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
 
@@ -97,7 +111,12 @@ def differences(
     def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
         return {name: sites_found[name].answer(data) for name, data in messages.items()}
 
-    return check(settings, list(sites_found), exchange, 0.0)
+    servers = {name: Edge(settings, exchange) for name in edges}
+
+    def through(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
+        return {name: servers[name].answer(data) for name, data in messages.items()}
+
+    return check(settings, list(sites_found), through if edges else exchange, 0.0, edges=edges)
 
 
 def run(trial: Trial, tell: Tell) -> Finished:
@@ -120,7 +139,7 @@ def run(trial: Trial, tell: Tell) -> Finished:
 def _once(trial: Trial, tell: Tell) -> Finished:
     """One start of everything."""
     names = [member.name for member in trial.members]
-    keys.check_names(names)
+    keys.check_names([*names, *trial.edges])
     check_loopback()
     trial = trial._replace(place=trial.place.resolve())
     sweep(trial.place)
@@ -128,24 +147,90 @@ def _once(trial: Trial, tell: Tell) -> Finished:
     began = trial.place / now  # certificate and app of this start: a SuperLink in memory knows no earlier ones
     began.mkdir(parents=True)
     events = began / "events.jsonl"
+    ring = _keys(trial.place / "keys", [*trial.members, *(Member(name, None) for name in trial.edges)])
+    sites = {member.name: _node(trial, ring, member) for member in trial.members}
     later = [member for member in trial.members if member.later]
     rows = {member.name: _rows(trial.settings, member) for member in later}
-    order = Order(names, str(trial.folder.resolve()), trial.wait, trial.resume, str(events.resolve()), rows)
-    write_app(began / "app", trial.settings, order)
-    files, ring = keys.write_server(began, ["localhost", HOST]), _keys(trial.place / "keys", trial.members)
-    with Processes(trial.place / "logs", environment(trial.place / "home")) as processes, ExitStack() as opened:
-        link, control = _superlink(processes, files, trial.limit)
-        opened.callback(control.close)
-        nodes = Nodes(processes, link, control.sites, began, apps=True, tell=tell)
-        for member in trial.members:
-            control.register(member.name, keys.public_key(ring / f"{member.name}.pub"))
-            if not member.later:
-                nodes.start(_node(trial, ring, member))
-        nodes.start_worker()
-        _join(nodes, [member.name for member in trial.members if not member.later], trial.limit)
-        number = control.submit(began / "app")
-        _follow(control, number, nodes, events, [_node(trial, ring, member) for member in later])
+    results, see = str(trial.folder.resolve()), str(events.resolve())
+    order = Order(names, results, trial.wait, trial.resume, see, rows, trial.edges)
+    with ExitStack() as opened:
+        edges = [
+            Below(trial, name, began / name, [sites[one] for one in trial.edges[name]], tell) for name in trial.edges
+        ]
+        for edge in edges:
+            opened.callback(edge.opened.close)
+            edge.start()
+        above = [_node(trial, ring, Member(name, None))._replace(edge=_meeting(trial, name)) for name in trial.edges]
+        comers, there = [sites[one.name] for one in later], above or [*sites.values()]
+        _follow(_tier(opened, trial, "", began, order, there, comers, tell), edges, events, comers)
     return finished(trial.folder)
+
+
+def _tier(
+    opened: ExitStack,
+    trial: Trial,
+    name: str,
+    began: Path,
+    order: Order,
+    nodes: Sequence[Node],
+    later: Sequence[Node],
+    tell: Tell,
+) -> Tier:
+    """A SuperLink to which these come, and the app submitted to it.
+
+    Args:
+        opened: ends it with all its processes.
+        name: of the edge server; '' for the root.
+        began: a new folder for its certificate and its app.
+        later: of the nodes those that are started later.
+    """
+    write_app(began / "app", trial.settings, order)
+    files = keys.write_server(began, ["localhost", HOST])
+    logs, home = trial.place / "logs" / name, trial.place / "home" / name
+    processes = opened.enter_context(Processes(logs, environment(home)))
+    link, control = _superlink(processes, files, trial.limit)
+    opened.callback(control.close)
+    watched = Nodes(processes, link, control.sites, began, apps=True, tell=tell)
+    for node in nodes:
+        control.register(node.name, keys.public_key(node.key.with_suffix(".pub")))
+        if node not in later:
+            watched.start(node)
+    watched.start_worker()
+    _join(watched, [node.name for node in nodes if node not in later], trial.limit)
+    return Tier(control, watched, control.submit(began / "app"))
+
+
+class Below:
+    """An edge server with the sites below it, which is started again where one of its processes ended."""
+
+    def __init__(self, trial: Trial, name: str, began: Path, nodes: Sequence[Node], tell: Tell) -> None:
+        self.trial, self.name, self.began, self.nodes, self.tell = trial, name, began, nodes, tell
+        self.starts, self.opened = 0, ExitStack()
+
+    def start(self) -> None:
+        """Raises as `run`."""
+        self.starts += 1
+        began, sites = self.began.with_name(f"{self.name}-{self.starts}"), [node.name for node in self.nodes]
+        began.mkdir()
+        order = Order(sites, "", self.trial.wait, False, "", edge=str(_meeting(self.trial, self.name)))
+        self.tier = _tier(self.opened, self.trial, self.name, began, order, self.nodes, (), self.tell)
+
+    def look(self) -> None:
+        """See that all is there, or start it again."""
+        try:
+            self.tier.nodes.watch()
+            status, details = self.tier.control.status(self.tier.number)
+            if status == FINISHED and not details.startswith("completed"):
+                raise LostError(f"its app {details or 'failed'}")
+        except LostError as lost:
+            self.tell({"say": f"edge server {self.name}: {lost}; it is started again, with its sites"})
+            self.opened.close()
+            self.start()
+
+
+def _meeting(trial: Trial, edge: str) -> Path:
+    """Where an edge server attends to its SuperNode."""
+    return trial.place / "edges" / edge
 
 
 def _keys(folder: Path, members: Sequence[Member]) -> Path:
@@ -209,7 +294,7 @@ def _join(nodes: Nodes, sites: Sequence[str], limit: float) -> None:
         time.sleep(PAUSE)
 
 
-def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path, later: Sequence[Node]) -> None:
+def _follow(root: Tier, edges: Sequence[Below], events: Path, later: Sequence[Node]) -> None:
     """Tell what happens until the run is over, and start those that come later after round 1.
 
     Raises:
@@ -217,8 +302,11 @@ def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path, late
         LostError: it failed.
         UserError: the server's half refused the job.
     """
+    control, nodes, number = root
     lines_read, status, details, rounds = 0, "", "", 0
     while status != FINISHED:
+        for edge in edges:
+            edge.look()
         try:
             nodes.watch()
             status, details = control.status(number)

@@ -41,7 +41,7 @@ class Watch:
             for name, state in event["sites"].items():
                 if self.states.get(name) != state and not self.live:
                     self._line(f"site {name}: {state}")
-            self.states = event["sites"]
+            self.states = {**self.states, **event["sites"]}  # of one server, where there are edge servers too
         elif "asked" in event:
             for name in event["asked"]:
                 self.asked[name] = self.asked.get(name, 0) + 1

@@ -44,7 +44,7 @@ ENDS = (  # settings of where samples lie and how a simulation computes, which a
 SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and why
     "devices": "sites take the time they take",
     "deadline": "it is in simulated seconds",
-    "tree": "one server adds up what sites send",
+    "tree": "a deployment's edge servers are named with its sites, by --tree",
     "dropout": "sites are lost by themselves",
     "late": "late replies are not kept",
     "local.seconds": "it is in simulated seconds",

@@ -34,6 +34,7 @@ from fedconcord.support.errors import UserError
 from fedconcord_sites import handshake, private
 from fedconcord_sites.asynchronous import Asynchronous, Trace, at_once
 from fedconcord_sites.differences import DifferError
+from fedconcord_sites.edges import EdgeExchange, EdgeSums
 from fedconcord_sites.engine import Sites
 from fedconcord_sites.exchange import Exchange, Flow
 from fedconcord_sites.form import UNJUDGED, has_own_noise, model_of, shell, source_of, terms_of
@@ -48,24 +49,36 @@ if TYPE_CHECKING:
     from fedconcord_sites.jury import Jury
 
 NONE: Mapping[str, int] = MappingProxyType({})
+NO_EDGES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def check(
-    settings: str, sites: Sequence[str], exchange: Exchange, wait: float, later: Mapping[str, int] = NONE
+    settings: str,
+    sites: Sequence[str],
+    exchange: Exchange,
+    wait: float,
+    later: Mapping[str, int] = NONE,
+    edges: Mapping[str, Sequence[str]] = NO_EDGES,
 ) -> list[str]:
     """All that keeps these sites from this job, a sentence each; none if they can begin. Nothing is trained.
 
     Args:
         later: see `serve`; those are not asked.
         wait: seconds for the answers of one exchange.
+        edges: see `serve`.
 
     Raises:
         UserError: the job's settings are wrong, or cannot be deployed.
     """
+    source = source_of(settings)
+    through = EdgeExchange(edges, sites, exchange, source, lambda event: None) if edges else None
+    link = SiteLink(_names(sites), secrets.token_hex(8), through or exchange, wait, None)
     try:
-        handshake.agreed(settings, SiteLink(_names(sites), secrets.token_hex(8), exchange, wait, None), False, later)
+        agreement = handshake.agreed(settings, link, False, later)
     except DifferError as differ:
         return differ.sentences
+    if through is not None:
+        through.nested(shell(source, agreement.form, len(agreement.sites))[1], agreement.sites)
     return []
 
 
@@ -80,6 +93,7 @@ def serve(
     chance: Chance = SYSTEM,
     later: Mapping[str, int] = NONE,
     flow: Flow | None = None,
+    edges: Mapping[str, Sequence[str]] = NO_EDGES,
 ) -> Finished:
     """Train at these sites, and return what came of it; everything is in the folder, as of any run.
 
@@ -95,12 +109,14 @@ def serve(
         later: which of the sites may come after round 0, and how many rows their files have; a run that is resumed
             knows them.
         flow: takes answers as they come, for a job with a clock; without, those of one exchange are awaited.
+        edges: edge server -> the sites below it; `exchange` is then with these. A run that is resumed may have others.
 
     Raises:
-        UserError: the job cannot run, sites and server differ, nobody answers, a method that needs all sites misses
-            one, or the folder is taken.
+        UserError: the job cannot run, or not with edge servers, sites and server differ, nobody answers, a method that
+            needs all sites misses one, or the folder is taken.
     """
     clock, tell = Clock(), see or (lambda event: None)
+    through = EdgeExchange(edges, sites, exchange, source_of(settings), tell) if edges else None
     is_resumed = resume and (folder / handshake.NAME).exists()
     if not resume:
         refuse_taken(folder)
@@ -110,7 +126,7 @@ def serve(
             f"{folder} has the sites {', '.join(agreement.sites)}, given {', '.join(sites)}; resume it with the same"
         )
     run = secrets.token_hex(8) if agreement is None else agreement.run
-    link = SiteLink(_names(sites) if agreement is None else agreement.sites, run, exchange, wait, tell)
+    link = SiteLink(_names(sites) if agreement is None else agreement.sites, run, through or exchange, wait, tell)
     if agreement is None:
         try:
             agreement = handshake.agreed(settings, link, True, later)
@@ -127,9 +143,15 @@ def serve(
         tell(Event("ready", "every update waits for the replies of all sites; set a smaller cohort to wait for nobody"))
     link.await_(agreement.later, Newcomers(source, config, job, agreement))
     job = private.at_server(job, chance, folder)
+    if through is not None:
+        job = through.nested(job, agreement.sites)
     with threads(config.engine.threads):
         goes_on = is_resumed and resume
-        return _served(source, config, job, agreement, link, flow or at_once(exchange), folder, tell, goes_on, clock)
+        flow = flow or at_once(exchange)
+        result = _served(source, config, job, agreement, link, through, flow, folder, tell, goes_on, clock)
+    if through is not None:
+        through.end()
+    return result
 
 
 def _served(
@@ -138,6 +160,7 @@ def _served(
     job: Job,
     agreement: Agreed,
     link: SiteLink,
+    through: EdgeExchange | None,
     flow: Flow,
     folder: Path,
     tell: Callable[[Event], None],
@@ -152,9 +175,11 @@ def _served(
         first = replace(job.algorithm, client_model=None, models=lambda server: dict([*offers(server).items()][:1]))
         job = replace(job, algorithm=first)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
-    observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder)]
+    observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder, through)]
     terms = terms_of(config, deployed.roster)
     sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
+    if through is not None:
+        sums = EdgeSums(through, link, agreement.form)
     if has_own_noise(source):
         deployed.is_judged = False
         tell(Event("ready", f"no model is judged: {UNJUDGED}; judge the last one on public data (fedconcord predict)"))
@@ -231,8 +256,10 @@ def _secure(terms: Terms, agreement: Agreed, prefix: str = "") -> Secure:
 class SitesSeen(Observer):
     """What run.json and clients.csv say of the sites."""
 
-    def __init__(self, problem: Deployed, agreement: Agreed, link: SiteLink, folder: Path) -> None:
-        self.problem, self.found, self.link, self.folder = problem, agreement, link, folder
+    def __init__(
+        self, problem: Deployed, agreement: Agreed, link: SiteLink, folder: Path, edges: EdgeExchange | None
+    ) -> None:
+        self.problem, self.found, self.link, self.folder, self.edges = problem, agreement, link, folder, edges
         before = read_description(folder) if (folder / "run.json").exists() else {}
         self.judged: dict[str, Any] | None = before.get("clients_judged")
 
@@ -265,6 +292,7 @@ class SitesSeen(Observer):
             )
         ]
         about: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.link.voids}
+        about |= {} if self.edges is None else {"edges": self.edges.said()}
         return about if self.judged is None else about | {"clients_judged": self.judged}
 
 

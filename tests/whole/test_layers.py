@@ -43,7 +43,10 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # file, 45 of who is asked and told what: 117
     # statistics of batch normalisation, an exchange a layer by the messages of an evaluation: 60 lines of their form
     # and of what is said, 45 of the server's half; tokens as weights of secure sums, a second list of numbers: 14
-    "fedconcord_sites": Wing(4422, 2800),
+    # edge servers: bundles of frames 45, the root's way and its totals 190, an edge 100, what both import and say 60;
+    # two processes of one machine that ask each other 53; in the server's run, with what run.json says of edges, 30.
+    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line
+    "fedconcord_sites": Wing(4900, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
@@ -51,7 +54,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # keys and certificates that are replaced and revoked while a federation stands: 220 lines; who may submit: 100;
     # health: 95; times in logs: 45. Services, log rotation, firewall, proxy and containers are files, not lines of this
     # a card, and a trial's end, of a model that nobody judged: 2; persons: 1; sums of layers in a preview: 4
-    "fedconcord_flower": Wing(3097, 1600),
+    # edge servers: SuperLinks of a trial that one function starts, and again where one ends, 75; how edges are named in
+    # apps and commands 55; their two halves at Flower 15
+    "fedconcord_flower": Wing(3238, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1360, 1000),  # file and line of an error in somebody else's code: 10 lines
@@ -81,7 +86,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
     # secure sums of something else than a round's contributions, and rounds that nobody could judge: 20
     # what is spent of clients beside samples: 5; clients whose own are statistics alone: 12
-    "execution": Wing(6455, 4900, ("rows", "messages", "engines", "job", "run")),
+    # the form of a total and whose message is far, for totals of edge servers too: 5
+    "execution": Wing(6460, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9
     "study": Wing(6786, 5300, ("options", "settings", "statistics", "runs", "search")),

@@ -19,14 +19,12 @@ from fedconcord.execution.messages import masks
 from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Peer, is_signed
 from fedconcord.execution.messages.member import CARD, bound, card, context, heard_of
 from fedconcord.execution.messages.server import RemoteServer, Reply, Request
-from fedconcord.execution.messages.sums import Requests, Summed
+from fedconcord.execution.messages.sums import Requests, Summed, form_of_total
 from fedconcord.execution.messages.terms import FEWEST, STEPS, Terms
 from fedconcord.method.contract import (
     PRELUDE,
-    Cohort,
     Phase,
     Plan,
-    Sender,
     Tree,
     cohort_of,
     tree_leaves,
@@ -90,7 +88,7 @@ class Secure:
         if isinstance(pact, str):
             return self._void(half, requests.plan, pact)
         before = after
-        form = _form(half, phase, cohort_of(half.space, before))
+        form = form_of_total(half, phase, cohort_of(half.space, before))
         covered = self.covered(pact, requests.of_client, form)
         replies = half.hear(Requests(before, covered, lost=requests.lost))
         total = self.opened(half, pact, covered, {i: replies[i] for i in remaining(replies)})
@@ -213,13 +211,6 @@ class Secure:
         """The message of a step to all of these clients."""
         kind, answer = self.prefix + step, STEPS[step]
         return {i: Request(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
-
-
-def _form(half: RemoteServer, phase: Phase, cohort: Cohort) -> Tree:
-    """The form of a contribution: the method's own function on tensors without values."""
-    one = torch.empty((), dtype=half.space.dtype, device="meta")
-    sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
-    return phase.contribute(half.forms.x if phase.number == PRELUDE else half.forms.up, sender, cohort)
 
 
 def unflat(form: T, values: np.ndarray, scaled: Sequence[float] | None = None, device: torch.device = CPU) -> T:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
+
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.execution.messages.lengths import far
-from fedconcord.method.contract import Phase, Plan, Tree, total_of
+from fedconcord.method.contract import PRELUDE, Cohort, Phase, Plan, Sender, Tree, total_of
 
 if TYPE_CHECKING:
     from fedconcord.execution.messages.server import RemoteServer, Reply, Request
@@ -49,10 +51,22 @@ class Plain:
 def summed(half: RemoteServer, plan: Plan, replies: Mapping[int, Reply], phase: Phase) -> Summed:
     """The total of those of a plan that replied with finite numbers."""
     plan = half.only(plan, replies)
+    say_far(half, plan, replies)
+    return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
+
+
+def say_far(half: RemoteServer, plan: Plan, replies: Mapping[int, Reply]) -> None:
+    """Tell whose message is far longer than the others', of replies by their vectors or by the lengths of these."""
     if half.hooks.far is not None:
         for i, times in far({i: replies[i].tree for i in plan.ids[plan.heard].tolist()}).items():
             half.hooks.far(i, times)
-    return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
+
+
+def form_of_total(half: RemoteServer, phase: Phase, cohort: Cohort) -> Tree:
+    """The form of a contribution, and so of a total: the method's own function on tensors without values."""
+    one = torch.empty((), dtype=half.space.dtype, device="meta")
+    sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
+    return phase.contribute(half.forms.x if phase.number == PRELUDE else half.forms.up, sender, cohort)
 
 
 PLAIN = Plain()

@@ -1,0 +1,397 @@
+"""Servers between the root of a deployment and its sites: an edge passes messages on, and adds replies up.
+
+To the root an edge is what a site is to a server, and to its sites what the server is: they are asked by the root's own
+frames. These travel in one bundle an edge, in which a tensor that several of them have travels once. Replies to orders
+stay at the edge; what goes up in their place is how long their vectors are, which says whether all is finite. Then the
+root, which weighs those who replied anywhere, names whose replies count, by round and fingerprint, and gets their total
+with the weights of the whole cohort: one vector an edge. Where an edge or half of one is lost in between, the others
+are asked for their totals again, by the weights of who is left.
+
+An edge keeps nothing: rows are at the sites, pending until the root's next orders say that a reply counted, and those
+of a lost edge never hear it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.execution.job import Job
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.server import RemoteServer, Reply
+from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, say_far
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.servers import Edges
+from fedconcord.method.contract import (
+    PRELUDE,
+    Phase,
+    Plan,
+    Tree,
+    cohort_of,
+    finite,
+    sender_of,
+    space_of,
+    tree_bytes,
+    tree_map,
+    tree_sum,
+)
+from fedconcord.method.contract.trees import raw
+from fedconcord.method.wrappers.forms import forms
+from fedconcord.study.runs.events import Event
+from fedconcord.study.settings.sources import Source
+from fedconcord.support.errors import UserError
+from fedconcord_sites import mailbox
+from fedconcord_sites.exchange import Exchange
+from fedconcord_sites.form import Form, is_secure, shell, source_of
+from fedconcord_sites.policy import job_digest
+from fedconcord_sites.site_link import SLACK, SiteLink
+
+STAYS = {"orders": "reply", "train": "reply", "ask": "gradient"}  # question -> the answer whose tensors stay at an edge
+SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
+TOTAL = "total"
+END = "end"  # of the run: what an edge is told last
+Answer = TypeVar("Answer")
+
+
+# -- messages between the root and an edge -----------------------------------------------------------------------------
+
+
+def bundle(frames: Mapping[str, Frame]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Frames by site as the fields and tensors of one; equal tensors are one."""
+    places, tensors, heads = dict[tuple[str, str, bytes], str](), dict[str, Tensor](), dict[str, Any]()
+    for site, frame in frames.items():
+        names = {}
+        for name, tensor in frame.tensors.items():
+            content = (str(tensor.dtype), str(tensor.shape), raw(tensor).numpy().tobytes())
+            names[name] = places.setdefault(content, str(len(places)))
+            tensors.setdefault(names[name], tensor)
+        heads[site] = [*frame[:4], dict(frame.fields), names]
+    return {"frames": heads}, tensors
+
+
+def unbundled(frame: Frame) -> dict[str, Frame]:
+    """The inverse of `bundle`, of a frame with these fields and tensors.
+
+    Raises:
+        FrameError: it has none.
+    """
+    try:
+        return {
+            str(site): Frame(
+                *(str(kind), str(run), int(round), int(client)),
+                dict(fields),
+                {name: frame.tensors[place] for name, place in names.items()},
+            )
+            for site, (kind, run, round, client, fields, names) in frame.fields["frames"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+        raise FrameError("no bundle of frames") from broken
+
+
+def _lengths(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In place of each tensor of a reply its length, [1] float64, or [] of a number; NaN if not all of it is finite."""
+    numbers = {}
+    for name, tensor in tensors.items():
+        length = float(tensor.double().norm()) if bool(finite(tensor, 1)) else math.nan
+        numbers[f"lengths/{name.partition('/')[2]}"] = _number(tensor).fill_(length)
+    return numbers
+
+
+def _number(leaf: Tensor) -> Tensor:
+    return torch.empty((1,) * bool(leaf.ndim), dtype=torch.float64)
+
+
+# -- at the root -------------------------------------------------------------------------------------------------------
+
+
+def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: Source) -> dict[str, str]:
+    """The edge above each site.
+
+    Raises:
+        UserError: a site has none, or several, or the job has secure sums.
+    """
+    if edges and is_secure(source):
+        raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
+    every = [site for below in edges.values() for site in below]
+    for site in dict.fromkeys([*sites, *every]) if edges else ():
+        if (count := every.count(site)) != 1 or site not in sites:
+            what = f"is below {count} edge servers" if site in sites else "of an edge server is none of the sites"
+            raise UserError(f"site {site} {what}; name each of {', '.join(sites)} below one edge server")
+    return {site: edge for edge, below in edges.items() for site in below}
+
+
+class EdgeExchange:
+    """The root's `Exchange` with sites by way of their edges.
+
+    Args:
+        homes: edge -> the sites below it; each of `sites` is below one.
+        exchange: with edges.
+        source: the job's settings, which edges have too.
+        see: is told of edges that are lost.
+
+    Attributes:
+        counts: by edge how often it was asked and did not answer, and bytes that it sent and got.
+        most: bytes of a site's answer, beyond which its edge refuses it.
+
+    Raises:
+        UserError: as `homes_of`.
+    """
+
+    def __init__(
+        self,
+        homes: Mapping[str, Sequence[str]],
+        sites: Sequence[str],
+        exchange: Exchange,
+        source: Source,
+        see: Callable[[Event], None],
+    ) -> None:
+        self.edge_of = homes_of(homes, sites, source)
+        self.edges, self.exchange, self.see = [*homes], exchange, see
+        self.job, self.number, self.away, self.most = job_digest(source), 0, set[str](), 2**27
+        self.counts = {edge: Counter(asked=0, missed=0, bytes_sent=0, bytes_got=0) for edge in homes}
+
+    def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        """As `Exchange` says."""
+        below: dict[str, dict[str, Frame]] = {}
+        for site, data in messages.items():
+            below.setdefault(self.edge_of[site], {})[site] = codec.read(data)
+        frames = {}
+        for edge, of_site in below.items():
+            fields, tensors = bundle(of_site)
+            frames[edge] = Frame("pass", "", 0, 0, {**fields, "wait": SHARE * wait, "most": self.most}, tensors)
+        answers = self.ask(frames, "passed", wait, unbundled)
+        return {s: codec.write(one) for edge, each in answers.items() for s, one in each.items() if s in below[edge]}
+
+    def ask(
+        self, frames: Mapping[str, Frame], kind: str, wait: float, read: Callable[[Frame], Answer]
+    ) -> dict[str, Answer]:
+        """One message to each of these edges, and what is read of the answers of this kind that came.
+
+        Raises:
+            UserError: an edge refuses, in its words.
+        """
+        self.number += 1
+        messages = {
+            edge: codec.write(one._replace(round=self.number, fields={**one.fields, "job": self.job}))
+            for edge, one in frames.items()
+        }
+        answers, came = dict[str, Answer](), self.exchange(messages, wait)
+        for edge, message in messages.items():
+            data, count = came.get(edge), self.counts[edge]
+            count.update(asked=1, missed=data is None, bytes_got=len(message), bytes_sent=len(data or b""))
+            try:
+                if data is None:
+                    raise FrameError("it did not answer")
+                answer = codec.read(data)
+                if answer.kind == "refused":
+                    raise UserError(f"edge server {edge} refuses: {str(answer.fields.get('why'))[:300]}")
+                if (answer.kind, answer.round) != (kind, self.number):
+                    raise FrameError("an answer to another question")
+                answers[edge] = read(answer)
+                self.away.discard(edge)
+            except FrameError as lost:
+                if edge not in self.away:
+                    text = f"edge server {edge} is out with its sites {', '.join(self._below(edge))}: {lost}"
+                    self.see(Event("missing", text, edge))
+                self.away.add(edge)
+        return answers
+
+    def _below(self, edge: str) -> list[str]:
+        return [site for site, home in self.edge_of.items() if home == edge]
+
+    def end(self) -> None:
+        """Tell the edges that the run is over; who does not hear it waits for another one of the job."""
+        self.ask({edge: Frame(END, "", 0, 0) for edge in self.edges}, END, 10.0, lambda frame: frame)
+
+    def said(self) -> list[dict[str, Any]]:
+        """What run.json says of the edges."""
+        return [{"name": edge, "sites": self._below(edge), **count} for edge, count in self.counts.items()]
+
+    def nested(self, job: Job, sites: Sequence[str]) -> Job:
+        """The job of these sites, by number, whose rounds know who is below which edge.
+
+        Raises:
+            UserError: it has rounds that do not nest.
+        """
+        if job.algorithm.phases.prologue is not None:
+            raise UserError(
+                f"{job.algorithm.identity.method} asks every site for gradients before round 0, which edge servers do "
+                "not add up; use another method, or no edge servers"
+            )
+        assert isinstance(job.schedule, Schedule)
+        homes = np.array([self.edges.index(self.edge_of[site]) for site in sites], np.int64)
+        tree = Edges((len(self.edges),), 0.0, lambda seed, ids: homes[ids])
+        schedule = replace(job.schedule, tree=tree)
+        if (why := schedule.refuse(job.algorithm, len(sites))) is not None:
+            raise UserError(why)
+        return replace(job, schedule=schedule)
+
+
+class EdgeSums:
+    """Totals of what edges add up, as `messages.sums.Sums`.
+
+    Args:
+        link: whose exchange the edges' is.
+        form: of the sites' samples, from which an edge makes the job.
+    """
+
+    def __init__(self, edges: EdgeExchange, link: SiteLink, form: Form) -> None:
+        self.edges, self.link, self.form = edges, link, form
+
+    def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
+        """As `Sums` says; the replies have lengths in place of vectors."""
+        self.edges.most = self.link.most + SLACK
+        whole, plan = requests.of_client, requests.plan
+        of_client = {i: one._replace(name="lengths", like=tree_map(_number, one.like)) for i, one in whole.items()}
+        replies = half.hear(requests._replace(of_client=of_client))
+        more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
+        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
+        while True:
+            plan = half.only(plan, replies)
+            replies = {i: replies[i] for i in plan.ids.tolist()}
+            if not replies:
+                return Summed(plan, replies, None)
+            totals = self._totals(half, plan, replies, phase)
+            if totals is not None:
+                say_far(half, plan, replies)
+                return Summed(plan, replies, tree_sum(totals))
+
+    def _totals(self, half: RemoteServer, plan: Plan, replies: dict[int, Reply], phase: Phase) -> list[Tree] | None:
+        """What the edges of these replies add up to; None, without the replies that cannot be had, if one cannot."""
+        below: dict[str, dict[str, list[int]]] = {}
+        for i, reply in replies.items():
+            site = self.link.sites[i]
+            below.setdefault(self.edges.edge_of[site], {})[site] = [i, reply.fingerprint]
+        scalars = {"round": plan.round, "lr": plan.lr, "seed": plan.seed, "coin": plan.coin}
+        arrays = {k: torch.from_numpy(v) for k, v in plan._asdict().items() if isinstance(v, np.ndarray)}
+        about = {"phase": phase.number, "plan": scalars, "form": self.form._asdict(), "clients": half.space.n}
+        frames = {
+            edge: Frame(TOTAL, half.method, 0, 0, {**about, "replies": marks}, arrays) for edge, marks in below.items()
+        }
+        form = form_of_total(half, phase, cohort_of(half.space, plan))
+
+        def read(frame: Frame) -> Tree | Mapping[str, str | None]:
+            """A total, or why there is none: by site, the reason that is the site's, or none."""
+            wrong = frame.fields.get("wrong")
+            return wrong if isinstance(wrong, Mapping) else codec.unpack(TOTAL, frame, form, half.space.device)
+
+        answers: dict[str, Any] = {edge: dict.fromkeys(marks) for edge, marks in below.items()}
+        answers |= self.edges.ask(frames, TOTAL, self.link.wait, read)
+        totals = [answers[edge] for edge in self.edges.edges if edge in below]
+        for edge, marks in below.items():
+            if isinstance(answers[edge], Mapping):
+                for site in marks.keys() & answers[edge].keys():
+                    del replies[marks[site][0]]
+                    if answers[edge][site] is not None:
+                        self.link.refuse(marks[site][0], str(answers[edge][site]), TOTAL)
+        if any(isinstance(one, Mapping) for one in totals):
+            return None
+        for i in replies:
+            self.link.accept(i, TOTAL)
+        return totals
+
+
+# -- at an edge --------------------------------------------------------------------------------------------------------
+
+
+class Edge:
+    """Answers the root for the sites below it.
+
+    Args:
+        settings: the job's, as TOML text, which are the root's.
+        exchange: with its sites.
+
+    Raises:
+        UserError: the settings are wrong.
+    """
+
+    def __init__(self, settings: str, exchange: Exchange) -> None:
+        self.source, self.exchange = source_of(settings), exchange
+        self._is_over = False  # the root said that the run is
+        self._replies: dict[str, Frame] = {}  # of the last phase, by site
+        self._jobs: dict[str, Job] = {}  # by the form of the sites' samples
+
+    def attend(self, folder: Path) -> None:
+        """Answer what comes into a mailbox until the root says that the run is over."""
+        mailbox.attend(folder, self.answer, lambda: self._is_over)
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to a message of the root; one that is damaged or of another job is refused in it."""
+        frame, handlers = Frame("unreadable", "", 0, 0), {"pass": self._pass, TOTAL: self._total, END: self._end}
+        try:
+            frame = codec.read(data)
+            if frame.fields.get("job") != job_digest(self.source):
+                raise FrameError("it has the app of another job; submit the root's to it")
+            answer = handlers[frame.kind](frame)
+        except (UserError, KeyError, TypeError, ValueError) as wrong:
+            why = str(wrong) if isinstance(wrong, FrameError | UserError) else "its content cannot be used"
+            answer = frame._replace(kind="refused", fields={"why": why}, tensors={})
+        return codec.write(answer)
+
+    def _pass(self, frame: Frame) -> Frame:
+        questions = unbundled(frame)
+        if any(one.kind in STAYS for one in questions.values()):
+            self._replies = {}
+        messages = {site: codec.write(one) for site, one in questions.items()}
+        answers = self.exchange(messages, float(frame.fields["wait"]))
+        most = codec.whole(frame.fields["most"])
+        frames = {s: self._upward(s, one, answers[s], most) for s, one in questions.items() if s in answers}
+        fields, tensors = bundle(frames)
+        return frame._replace(kind="passed", fields=fields, tensors=tensors)
+
+    def _upward(self, site: str, question: Frame, data: bytes, most: int) -> Frame:
+        """What goes up of a site's answer."""
+        try:
+            answer = codec.read(data, most)
+        except FrameError as wrong:
+            return question._replace(kind="refused", fields={"why": f"its answer is {wrong}"}, tensors={})
+        if answer.kind != STAYS.get(question.kind):
+            return answer
+        self._replies[site] = answer
+        return answer._replace(tensors=_lengths(answer.tensors))
+
+    def _total(self, frame: Frame) -> Frame:
+        """The total of the replies that count; where one of them is not what it must be, which and why."""
+        values: dict[str, Any] = {**frame.fields["plan"], **{k: leaf.numpy() for k, leaf in frame.tensors.items()}}
+        plan, job = Plan(**values), self._job(frame.fields["form"], frame.fields["clients"])
+        algorithm, space, messages = job.algorithm, space_of(job.problem), forms(job.algorithm, job.problem.init(0))
+        name, like, contribute = "up", messages.up, algorithm.contribute
+        if frame.fields["phase"] == PRELUDE:
+            assert algorithm.phases.prelude is not None
+            name, like, contribute = "gradient", messages.x, algorithm.phases.prelude.contribute
+        trees, wrong = dict[int, Tree](), dict[str, str | None]()
+        for site, (client, mark) in frame.fields["replies"].items():
+            reply = self._replies.get(site, frame._replace(round=-1))
+            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
+                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
+                continue
+            try:
+                trees[client] = codec.unpack(name, reply, like, space.device)
+            except FrameError as why:
+                wrong[site] = str(why)
+        if wrong:
+            return frame._replace(fields={"wrong": wrong}, tensors={})
+        places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
+        cohort = cohort_of(space, plan)
+        total = tree_sum(contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places)
+        return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
+
+    def _end(self, frame: Frame) -> Frame:
+        self._is_over = True
+        return frame._replace(fields={})
+
+    def _job(self, form: Mapping[str, Any], clients: int) -> Job:
+        key = json.dumps([form, clients])
+        if key not in self._jobs:
+            self._jobs = {key: shell(self.source, Form(**form), clients)[1]}
+        return self._jobs[key]
