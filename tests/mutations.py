@@ -606,6 +606,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/moves.py", "return Mine(x, -eta * pull", "return Mine(x, 0 * pull"),),
         ("tests/method/test_compiled.py", "-k", "further"),
     ),
+    "factors: R starts at singular values that the scale counts twice": Mutation(
+        (Edit("federation/adapters.py", "torch.diag(s[:rank] / scale)", "torch.diag(s[:rank])"),),
+        ("tests/federation/test_adapters.py", "-k", "fed_sb"),
+    ),
     "compiled steps: AdamW's moments stand uncorrected": Mutation(
         (Edit("method/step/compiled/moves.py", "        all.t[s, 0] += 1\n", ""),),
         ("tests/method/test_compiled.py", "-k", "optimisers"),

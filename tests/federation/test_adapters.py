@@ -1,5 +1,6 @@
 """LoRA on any model: what is trained, one base for all clients, exact means, and the plain model that comes of it."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from test_engines import SCHEDULE, assert_same, assert_same_server, run
 from torch import Tensor, nn
 
@@ -107,6 +109,37 @@ def test_the_singular_vectors_between_which_r_stands_are_those_of_the_weight(lay
         rest = torch.linalg.svdvals((adapted(x) - layer.bias).detach())
         torch.testing.assert_close(rest[: 4 - rank], values[rank:], atol=1e-5, rtol=1e-5)
         assert float(rest[4 - rank :].max()) < 1e-5
+
+
+def test_fed_sb_starts_after_the_first_step_as_far_as_the_rank_goes(tmp_path: Path) -> None:
+    """At full rank at the first run's weights; at rank 2 off by the tail of what it changed; R is all that moves."""
+    before, after = Net().double(), Net().double()
+    after.load_state_dict({k: v + 0.1 * torch.randn_like(v) for k, v in before.state_dict().items()})
+    save_file(after.state_dict(), tmp_path / "model.safetensors")
+    change = (after.query.weight - before.query.weight).detach()
+    values = torch.linalg.svdvals(change)
+    for rank in (len(values), 2):
+        model = lora("query", rank=rank, alpha=3.0, train="R", first=str(tmp_path)).attach(copy.deepcopy(before))
+        assert [name for name, p in model.named_parameters() if p.requires_grad] == ["query.lora_R"]
+        weight = merged(model, model.state_dict())["query.weight"]
+        rest = torch.linalg.svdvals(after.query.weight.detach() - weight)
+        torch.testing.assert_close(rest[: len(values) - rank], values[rank:], rtol=1e-12, atol=1e-12)
+        assert float(rest[len(values) - rank :].max()) < 1e-12
+        layer = model.get_submodule("query")
+        torch.testing.assert_close(layer.lora_A @ layer.lora_A.mT, torch.eye(rank).double(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_first_run_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="first is for train=R, given train=both"):
+        lora(first="here")
+    attach = lora("query", rank=2, train="R", first=str(tmp_path)).attach
+    with pytest.raises(UserError, match=r"cannot be read or has no query\.weight"):
+        attach(Net().double())
+    net = Net().double()
+    save_file({"query.weight": net.query.weight.detach()}, tmp_path / "model.safetensors")
+    for other in (net, Net().double()):  # it changed nothing; it is of another start
+        with pytest.raises(UserError, match="changed layer 'query' by less than rank 2, or by more than all"):
+            attach(other)
 
 
 def test_the_mean_of_products_is_exact_where_b_or_r_alone_is_trained_and_else_is_not() -> None:

@@ -14,8 +14,11 @@ columns of B, with s = alpha / r for all. Memory and arithmetic of a simulation 
 
 With R alone the weight is W + s B R A with R [rank, rank], which starts at 0; A and B are the leading singular vectors
 of W, those in B times the singular values (LoRA-XS, Balazy et al. 2024, arXiv 2405.17604). rank^2 numbers are sent, and
-the mean of the products is exact. Fed-SB (Singhal et al. 2025, arXiv 2502.15436) averages such an R between factors
-made of the first gradients, for which data are needed before round 0: not here. The papers' abstracts were read.
+the mean of the products is exact. In Fed-SB (Singhal et al. 2025, arXiv 2502.15436) A and B are the leading singular
+vectors of what a first step of the whole model changes W by, and R starts at their singular values over s: the first
+step, as far as the rank goes, is taken. The released code steps by the sign of a gradient on a part of the data; here
+the step is any run of the whole model, `first`, so that clients' gradients are messages like others. The papers'
+abstracts were read.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedconcord.method.contract.flat import Layout
@@ -47,6 +52,7 @@ class Adapted(nn.Module):
     Args:
         fan_in_fan_out: the weight is [in, out], as in GPT-2's Conv1D, and not [out, in].
         ranks: of clients in turn, where they differ.
+        after: the weight [out, in] after a first step, from whose change the factors are made.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Adapted(nn.Module):
         fan_in_fan_out: bool = False,
         train: Trained = "both",
         ranks: tuple[int, ...] = (),
+        after: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.base, self.scale, self.fan_in_fan_out, self.ranks = base, scale, fan_in_fan_out, ranks
@@ -69,10 +76,13 @@ class Adapted(nn.Module):
         if self.lora_R is None:
             nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
             return
-        u, s, v = (part.to(weight.dtype) for part in torch.linalg.svd(weight.double(), full_matrices=False))
+        source = weight.double() if after is None else after.double() - weight.double()
+        u, s, v = (part.to(weight.dtype) for part in torch.linalg.svd(source, full_matrices=False))
         signs = v.gather(1, v.abs().argmax(1, keepdim=True)).sign()  # [least of both, 1], which no rounding turns
         self.lora_A.data.copy_((signs * v)[:rank])
-        self.lora_B.data.copy_((u * s * signs.mT)[:, :rank])
+        self.lora_B.data.copy_((u * signs.mT if after is not None else u * s * signs.mT)[:, :rank])
+        if after is not None:
+            self.lora_R.data.copy_(torch.diag(s[:rank] / scale))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x)  # first: gradients are added up in the reverse order, which moves last bits
@@ -105,14 +115,22 @@ def lora(
             "frozen weight's singular vectors, as LoRA-XS. The means of B alone and of R alone are exact"
         ),
     ] = "both",
+    first: Annotated[
+        str,
+        about(
+            "folder of a run of the whole model, as of one round of fedsgd: with train=R, A and B are the singular "
+            "vectors of what it changed, as Fed-SB"
+        ),
+    ] = "",
 ) -> Adapters:
     """LoRA: frozen weights and low-rank factors.
 
-    Hu et al., ICLR 2022; with train=B it is FFA-LoRA (Sun et al., ICLR 2024), with R LoRA-XS (Balazy et al. 2024).
+    Hu et al., ICLR 2022; with train=B it is FFA-LoRA (Sun et al., ICLR 2024), with R LoRA-XS (Balazy et al. 2024)
+    or, after a first run, Fed-SB (Singhal et al. 2025).
 
     Raises:
-        UserError: no layer matches, an expression is none, a layer has no such rank, or clients of different ranks are
-            to train one factor alone.
+        UserError: no layer matches, an expression is none, a layer has no such rank, clients of different ranks are to
+            train one factor alone, or the first run is not of such a model or changed a layer by less than the rank.
     """
     ranks = tuple(rank) if isinstance(rank, list) else (rank,)
     largest, differ = max(ranks), len(set(ranks)) > 1
@@ -121,6 +139,9 @@ def lora(
             f"adapters lora: ranks that differ between clients are of A and B, given train={train}; leave train out, "
             "or give one rank"
         )
+
+    if first and train != "R":
+        raise UserError(f"adapters lora: first is for train=R, given train={train}; leave first out, or train R")
 
     def attach(model: nn.Module) -> nn.Module:
         linear = [name for name, layer in model.named_modules() if name and is_linear(layer)]
@@ -142,7 +163,8 @@ def lora(
             if largest > most:
                 raise UserError(f"adapters lora: rank {largest} is above the {most} that layer {name!r} can have")
             parent, _, last = name.rpartition(".")
-            pair = Adapted(layer, largest, alpha / largest, is_conv1d(layer), train, ranks if differ else ())
+            after = _after(Path(first), name, layer, largest) if first else None
+            pair = Adapted(layer, largest, alpha / largest, is_conv1d(layer), train, ranks if differ else (), after)
             setattr(model.get_submodule(parent), last, pair)
         return model
 
@@ -162,6 +184,27 @@ def _weight(layer: nn.Module) -> Tensor:
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight
+
+
+def _after(run: Path, name: str, layer: nn.Module, rank: int) -> Tensor:
+    """The weight [out, in] of a layer in a run's folder."""
+    before, path = _weight(layer).detach(), run / "model.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            after: Tensor = file.get_tensor(f"{name}.weight")
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"adapters lora: first names {run}, whose model.safetensors cannot be read or has no {name}.weight "
+            f"({str(error)[:120]}); give the folder of a run of the same model without adapters"
+        ) from None
+    change = after.double() - before.double() if after.shape == before.shape else before.new_zeros(1, 1)
+    if not 0 < float(change.norm()) < float(before.double().norm()) or int(torch.linalg.matrix_rank(change)) < rank:
+        raise UserError(
+            f"adapters lora: the run {run} of first changed layer {name!r} by less than rank {rank}, or by more than "
+            "all that it was; give a short run that trained this layer of this model, which has to start alike at "
+            "every seed, as one of a folder does, or a lower rank"
+        )
+    return after.mT if is_conv1d(layer) else after
 
 
 def _matches(pattern: str, name: str) -> bool:
