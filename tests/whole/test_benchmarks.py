@@ -260,7 +260,7 @@ def test_the_page_of_costs_is_what_was_measured(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_costs_are_measured_on_every_job(tmp_path: Path) -> None:
+def test_costs_are_measured_on_every_job(data_dir: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(BENCHMARKS / "cost.py"),
@@ -270,7 +270,8 @@ def test_costs_are_measured_on_every_job(tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "c.json"),
     ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "FEDCONCORD_DATA": str(data_dir)}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=600)
     rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in done.stdout.splitlines()[2:]}
     assert rows["scaffold"][5:10] == ["1", "2", "2", "1", "2"]
     assert rows["losac"][2] == rows["losac"][4] == "-"  # jobs that were not measured
