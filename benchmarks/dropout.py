@@ -8,7 +8,6 @@ Processor milliseconds of a mini-batch gradient on one thread, the least of many
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from networks import pfl_cnn
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from turns import in_turn
 
 from fedconcord import MODELS
 from fedconcord.federation.data.dataset import Dataset
@@ -83,19 +83,13 @@ def main() -> None:
         x = ours.init(0).expand(case.clients, -1).clone()
         samples = torch.arange(case.clients * BATCH).view(case.clients, BATCH)
         keyed = ours.under(Conditions(masks=torch.arange(case.clients)[:, None])).gradients
-        ways: list[Callable[[], object]] = [
-            partial(keyed, x, samples, None),
-            of_torch(ours, model, x, samples),
-            partial(plain.gradients, x, samples, None),
-        ]
-        seconds: list[list[float]] = [[], [], []]
-        for turn in range(TURNS + 1):
-            for way, taken in zip(ways, seconds, strict=True):
-                begin = time.process_time()
-                way()
-                if turn:
-                    taken.append(time.process_time() - begin)
-        numbers = " | ".join(f"{1e3 * min(taken):.2f}" for taken in seconds)
+        ways: dict[str, Callable[[], object]] = {
+            "keys": partial(keyed, x, samples, None),
+            "torch": of_torch(ours, model, x, samples),
+            "none": partial(plain.gradients, x, samples, None),
+        }
+        seconds = in_turn(ways, TURNS, warmup=1)
+        numbers = " | ".join(f"{1e3 * min(seconds[name])[0]:.2f}" for name in ways)
         print(f"| {case.name} | {case.clients} | {numbers} |", flush=True)
 
 

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ import numpy as np
 import torch
 from problems import problem_of
 from settings import QUICK, SETTINGS, Setting
-from turns import Turns, peak_rss, spread
+from turns import Turns, in_turn, peak_rss, spread
 
 import fedconcord
 from fedconcord import (
@@ -183,19 +184,15 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
         jobs[f"fedavg, {kind}"] = kind, job_of(settings[kind], problems[kind], method("fedavg"), args)
     jobs = {name: (kind, resolved(job, rounds=LONG)) for name, (kind, job) in jobs.items()}
     states = {name: started(job, args) for name, (_, job) in jobs.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for k in range(args.warmup + args.rounds):
-        names = list(jobs)
-        for name in names[k % len(names) :] + names[: k % len(names)]:  # nobody is always first, or after the same one
-            clock = Turns(1)
-            clock.begin()
-            states[name] = after(jobs[name][1], states[name])
-            clock.lap()
-            seconds[name] += clock.seconds
+
+    def more(name: str) -> None:
+        states[name] = after(jobs[name][1], states[name])
+
+    seconds = in_turn({name: partial(more, name) for name in jobs}, args.rounds, args.warmup)
     found = {}
     for name, (kind, job) in jobs.items():
         base = f"fedavg, {kind}"
-        took, base_took = (np.array(seconds[key][args.warmup :]) for key in (name, base))
+        took, base_took = (np.array(seconds[key])[:, 1] for key in (name, base))
         found[name] = {
             "seconds_per_round": spread(took.tolist()),
             "ratio": float(np.median(took / base_took)),

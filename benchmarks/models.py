@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from turns import in_turn
 
 from fedconcord import Dataset, Job, advance, evaluate, start
 from fedconcord.execution.job import resolved
@@ -107,20 +107,6 @@ def judged(one: Job) -> Round:
     return more
 
 
-def measured(contestants: Mapping[str, Round], turns: int) -> dict[str, np.ndarray]:
-    """Processor time and time [turns, 2] of each contestant's rounds, in seconds."""
-    names = list(contestants)
-    taken = {name: np.zeros((turns, 2)) for name in names}
-    for name in names:  # what is made once is made before
-        contestants[name](), contestants[name]()
-    for turn in range(turns):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            begin = np.array([time.process_time(), time.perf_counter()])
-            contestants[name]()
-            taken[name][turn] = np.array([time.process_time(), time.perf_counter()]) - begin
-    return taken
-
-
 def cell(values: np.ndarray) -> str:
     """Median and the order statistics that hold it in 95 of 100 samples."""
     ordered, n = np.sort(values), len(values)
@@ -130,7 +116,7 @@ def cell(values: np.ndarray) -> str:
 
 def show(what: str, contestants: Mapping[str, Round], turns: int) -> None:
     """A row for each contestant: the first one's milliseconds, and the others' ratios to them."""
-    taken = measured(contestants, turns)
+    taken = {name: np.array(seconds) for name, seconds in in_turn(contestants, turns, warmup=2).items()}
     first, *others = contestants
     base = taken[first]
     print(f"| {what} | {first} | | " + " | ".join(f"{1e3 * t:.0f} ms" for t in np.median(base, axis=0)) + " |")

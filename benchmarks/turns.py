@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +58,22 @@ class Turns:
     def _say(self, what: dict[str, Any]) -> None:
         if self._out is not None:
             print(json.dumps(what), file=self._out, flush=True)
+
+
+def in_turn(
+    rounds: Mapping[str, Callable[[], object]], turns: int, warmup: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Rounds of several contestants in this process, in turn: seconds of the processor and of the clock for each round
+    after the warm-up. Nobody is always first, or after the same one."""
+    names, taken = list(rounds), dict[str, list[tuple[float, float]]]()
+    for turn in range(warmup + turns):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            begun = time.process_time(), time.perf_counter()
+            rounds[name]()
+            ended = time.process_time(), time.perf_counter()
+            if turn >= warmup:
+                taken.setdefault(name, []).append((ended[0] - begun[0], ended[1] - begun[1]))
+    return taken
 
 
 def spread(seconds: Sequence[float]) -> dict[str, Any]:
