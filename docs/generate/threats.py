@@ -74,7 +74,7 @@ def panel(ax: Axes, title: str, server: str, hostile: tuple[str, ...], words: tu
 
 
 def main(path: Path) -> None:
-    with rc_context({"svg.hashsalt": "fedconcord", "svg.fonttype": "path"}):
+    with rc_context({"svg.hashsalt": "fedconcord", "svg.fonttype": "none"}):
         fig = Figure(figsize=(11, 3.9), facecolor="white", layout="constrained")
         for ax, one in zip(fig.subplots(1, 3), PANELS, strict=True):
             panel(ax, *one)
