@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,6 @@ from fedconcord.method.contract.pieces import (
     Decay,
     Dual,
     Momentum,
-    Piece,
     Pull,
     Scale,
     Snapshot,
@@ -98,6 +98,7 @@ def take(
     x = chain.x.expand(len(steps), -1).clone()
     size = with_own_state(chain.size, len(x))
     moving = tuple(with_own_state(piece, len(x), chain.tables) for piece in chain.pieces if piece.traits.moves)
+    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
     kind = x.numpy().dtype.type
     numbers = network.loss != "cross_entropy"
     columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
@@ -116,9 +117,9 @@ def take(
             _array(samples.weight, 3, kind),
             _array(blocks, 2, np.int64),
         ),
-        code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
-        code.Further(**_further(chain, moving, kind)),
-        code.Optimiser(**_optimiser(code, chain, moving, kind)),
+        code.Terms(**_terms(the, len(x), kind), **_sizes(code, size, state, steps, kind)),
+        code.Further(**_further(the, x.shape[-1], kind)),
+        code.Optimiser(**_optimiser(code, the, kind)),
         x.numpy(),
     )
     for column, values in zip(columns, state.T, strict=True):
@@ -146,9 +147,8 @@ def _knows(chain: Chain) -> bool:
     )
 
 
-def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generic]) -> dict[str, Any]:
-    """The pieces of a chain of S clients as fields of `Terms`; what moves is written where it lies."""
-    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+def _terms(the: Mapping[type, Any], S: int, kind: type[np.generic]) -> dict[str, Any]:
+    """The pieces of S clients, by their kinds, as fields of `Terms`; what moves is written where it lies."""
 
     def of(piece: type, field: str, absent: Any = None) -> Any:
         return getattr(the[piece], field) if piece in the else absent
@@ -180,12 +180,11 @@ def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generi
     }
 
 
-def _further(chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) -> dict[str, Any]:
+def _further(the: Mapping[type, Any], d: int, kind: type[np.generic]) -> dict[str, Any]:
     """The pieces that take further gradients as fields of `Further`; what moves is written where it lies."""
-    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
     beside, look, moreau = (the.get(of) for of in (Beside, Look, Moreau))
     return {
-        "point": _array(moreau.theta if moreau else chain.x.new_empty(chain.x.shape[-1]), 2, kind),
+        "point": _array(moreau.theta, 2, kind) if moreau else np.empty((1, d), kind),
         "beside": _array(beside.v if beside else None, 2, kind),
         "beside_anchor": _array(beside.anchor if beside else None, 2, kind),
         "beside_eta": kind(beside.lr if beside else 0.0),
@@ -197,27 +196,25 @@ def _further(chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) ->
     }
 
 
-def _optimiser(code: ModuleType, chain: Chain, moving: tuple[Piece, ...], kind: type[np.generic]) -> dict[str, Any]:
-    """The local optimiser of a chain as fields of `Optimiser`; what moves is written where it lies."""
-    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+def _optimiser(code: ModuleType, the: Mapping[type, Any], kind: type[np.generic]) -> dict[str, Any]:
+    """The local optimiser as fields of `Optimiser`; what moves is written where it lies."""
     kinds = {AdamW: code.ADAMW, Lion: code.LION, Sign: code.SIGN}
-    optimiser: Any = next((the[of] for of in kinds if of in the), None)
+    optimiser = next((of for of in kinds if of in the), Sign)
 
-    def of(piece: Any, field: str) -> Any:
-        return getattr(piece, field, None)
+    def of(piece: type, field: str, absent: Any = None) -> Any:
+        return getattr(the.get(piece), field, absent)
 
-    adamw, lion, raw, direction = (the.get(of) for of in (AdamW, Lion, SecondMoment, DirectionMoment))
     return {
-        "kind": code.PLAIN if optimiser is None else kinds[type(optimiser)],
+        "kind": kinds[optimiser] if optimiser in the else code.PLAIN,
         "m": _array(of(optimiser, "m"), 2, kind),
-        "raw": _array(of(raw, "v"), 2, kind),
-        "second": _array(of(direction, "v"), 2, kind),
-        "total": _array(of(the.get(MeanGradient), "total"), 2, kind),
-        "t": _array(of(adamw, "t"), 2, kind),
-        "beta": kind(adamw.beta if adamw else lion.beta1 if lion else 0.0),
-        "beta2": kind(adamw.beta2 if adamw else lion.beta2 if lion else 0.0),
-        "eps": kind(adamw.eps if adamw else 0.0),
-        "decay": kind(of(optimiser, "decay") or 0.0),
+        "raw": _array(of(SecondMoment, "v"), 2, kind),
+        "second": _array(of(DirectionMoment, "v"), 2, kind),
+        "total": _array(of(MeanGradient, "total"), 2, kind),
+        "t": _array(of(AdamW, "t"), 2, kind),
+        "beta": kind(of(AdamW, "beta", of(Lion, "beta1", 0.0))),
+        "beta2": kind(of(optimiser, "beta2", 0.0)),
+        "eps": kind(of(AdamW, "eps", 0.0)),
+        "decay": kind(of(optimiser, "decay", 0.0)),
     }
 
 

@@ -169,6 +169,13 @@ def sign(v, one):
 
 
 @compiled
+def squares(v, beta, g, begin, lo, size):
+    """A second moment of g [begin : begin + size], where there is one."""
+    for i in range(size if len(v) > 0 else 0):
+        v[lo + i] = beta * v[lo + i] + (v.dtype.type(1) - beta) * g[begin + i] * g[begin + i]
+
+
+@compiled
 def turned(terms, optimiser, mine, g, begin, lo, size):
     """As `move`, with the whole direction turned into a move by an optimiser."""
     begin, lo, size = UINT(begin), UINT(lo), UINT(size)
@@ -176,17 +183,13 @@ def turned(terms, optimiser, mine, g, begin, lo, size):
     one = x.dtype.type(1)
     if len(optimiser.total) > 0:
         add(optimiser.total, lo, size, g, begin, one)
-    if len(raw) > 0:
-        for i in range(size):
-            raw[lo + i] = optimiser.beta2 * raw[lo + i] + (one - optimiser.beta2) * g[begin + i] * g[begin + i]
+    squares(raw, optimiser.beta2, g, begin, lo, size)
     direct(terms, mine, g, begin, lo, size)
     if mine.rho != 0:
         add(g, begin, size, x, lo, mine.rho)
         if len(mine.anchor) > 0:
             add(g, begin, size, mine.anchor, lo, -mine.rho)
-    if len(second) > 0:
-        for i in range(size):
-            second[lo + i] = optimiser.beta2 * second[lo + i] + (one - optimiser.beta2) * g[begin + i] * g[begin + i]
+    squares(second, optimiser.beta2, g, begin, lo, size)
     if optimiser.kind == ADAMW:
         first, other, now = optimiser.t[0], optimiser.t[1], raw if len(raw) > 0 else second
         for i in range(size):
