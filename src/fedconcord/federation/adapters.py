@@ -52,7 +52,7 @@ class Adapted(nn.Module):
     Args:
         fan_in_fan_out: the weight is [in, out], as in GPT-2's Conv1D, and not [out, in].
         ranks: of clients in turn, where they differ.
-        after: the weight [out, in] after a first step, from whose change the factors are made.
+        change: what a first step changed the weight [out, in] by, float64, of which the factors are made.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Adapted(nn.Module):
         fan_in_fan_out: bool = False,
         train: Trained = "both",
         ranks: tuple[int, ...] = (),
-        after: Tensor | None = None,
+        change: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.base, self.scale, self.fan_in_fan_out, self.ranks = base, scale, fan_in_fan_out, ranks
@@ -76,12 +76,12 @@ class Adapted(nn.Module):
         if self.lora_R is None:
             nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
             return
-        source = weight.double() if after is None else after.double() - weight.double()
+        source = weight.double() if change is None else change
         u, s, v = (part.to(weight.dtype) for part in torch.linalg.svd(source, full_matrices=False))
         signs = v.gather(1, v.abs().argmax(1, keepdim=True)).sign()  # [least of both, 1], which no rounding turns
         self.lora_A.data.copy_((signs * v)[:rank])
-        self.lora_B.data.copy_((u * signs.mT if after is not None else u * s * signs.mT)[:, :rank])
-        if after is not None:
+        self.lora_B.data.copy_(((u * s if change is None else u) * signs.mT)[:, :rank])
+        if change is not None:
             self.lora_R.data.copy_(torch.diag(s[:rank] / scale))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,8 +163,8 @@ def lora(
             if largest > most:
                 raise UserError(f"adapters lora: rank {largest} is above the {most} that layer {name!r} can have")
             parent, _, last = name.rpartition(".")
-            after = _after(Path(first), name, layer, largest) if first else None
-            pair = Adapted(layer, largest, alpha / largest, is_conv1d(layer), train, ranks if differ else (), after)
+            change = _change(Path(first), name, layer, largest) if first else None
+            pair = Adapted(layer, largest, alpha / largest, is_conv1d(layer), train, ranks if differ else (), change)
             setattr(model.get_submodule(parent), last, pair)
         return model
 
@@ -186,25 +186,25 @@ def _weight(layer: nn.Module) -> Tensor:
     return weight
 
 
-def _after(run: Path, name: str, layer: nn.Module, rank: int) -> Tensor:
-    """The weight [out, in] of a layer in a run's folder."""
-    before, path = _weight(layer).detach(), run / "model.safetensors"
+def _change(run: Path, name: str, layer: nn.Module, rank: int) -> Tensor:
+    """What a run changed the weight [out, in] of a layer by, float64."""
+    before, path = _weight(layer).detach().double(), run / "model.safetensors"
     try:
         with safe_open(path, "pt") as file:
-            after: Tensor = file.get_tensor(f"{name}.weight")
+            after: Tensor = file.get_tensor(f"{name}.weight").double()
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"adapters lora: first names {run}, whose model.safetensors cannot be read or has no {name}.weight "
             f"({str(error)[:120]}); give the folder of a run of the same model without adapters"
         ) from None
-    change = after.double() - before.double() if after.shape == before.shape else before.new_zeros(1, 1)
-    if not 0 < float(change.norm()) < float(before.double().norm()) or int(torch.linalg.matrix_rank(change)) < rank:
+    change = after - before if after.shape == before.shape else before.new_zeros(1, 1)
+    if not 0 < change.norm() < before.norm() or int(torch.linalg.matrix_rank(change)) < rank:
         raise UserError(
             f"adapters lora: the run {run} of first changed layer {name!r} by less than rank {rank}, or by more than "
             "all that it was; give a short run that trained this layer of this model, which has to start alike at "
             "every seed, as one of a folder does, or a lower rank"
         )
-    return after.mT if is_conv1d(layer) else after
+    return change.mT if is_conv1d(layer) else change
 
 
 def _matches(pattern: str, name: str) -> bool:
