@@ -68,7 +68,7 @@ def try_(
         from fedconcord.execution.run.folder import refuse_taken
         from fedconcord.insight.report import write_report
         from fedconcord.support.files import free_folder
-        from fedconcord_flower import trial
+        from fedconcord_flower import keys, trial
         from fedconcord_flower.app import edges_of
         from fedconcord_sites.policy import USUAL, read
 
@@ -84,6 +84,7 @@ def try_(
         if sites is None:
             raise UserError("--later names files of sites that come later; give the files of the others by --sites")
         members += [one._replace(later=True) for one in _members(later, settings, False)]
+    keys.check_names([*(one.name for one in members), *edges])
     if resume is None:
         refuse_taken(folder)
         with TemporaryDirectory() as checked:
@@ -217,8 +218,8 @@ def site(
     """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the folder of keys."""
     place = Path(folder or f"site-{name}")
     rules = Path(policy) if policy else None
-    if bool(data) == bool(edge) or (preview and edge):
-        raise UserError("--data names a site's samples and --edge the folder of an edge server; give one of them")
+    if bool(data) == bool(edge) or (edge and (policy or preview)):
+        raise UserError("give --data, to which --policy and --preview belong, or --edge for an edge server, not both")
     if preview:
         _preview(Path(preview), Path(data), name, rules)
         return

@@ -99,9 +99,8 @@ def differences(
     """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
 
     Raises:
-        UserError: the job's settings are wrong, or cannot be deployed; a name is; a site's file cannot be read.
+        UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
     """
-    keys.check_names([*(one.name for one in members), *edges])
     ring = _keys(place / "keys", members)
     sites_found = {
         one.name: Site(settings, one.data or NAMED, place / one.name, one.name, policy=rules, keys=ring)
