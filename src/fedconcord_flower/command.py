@@ -219,7 +219,7 @@ def site(
     place = Path(folder or f"site-{name}")
     rules = Path(policy) if policy else None
     if bool(data) == bool(edge) or (edge and (policy or preview)):
-        raise UserError("give --data, to which --policy and --preview belong, or --edge for an edge server, not both")
+        raise UserError("a site has --data (--policy, --preview) and an edge server has --edge alone; give one of them")
     if preview:
         _preview(Path(preview), Path(data), name, rules)
         return
