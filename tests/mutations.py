@@ -521,7 +521,7 @@ MUTATIONS: dict[str, Mutation] = {
     "edges: a total of replies that the root does not mean": Mutation(
         (
             Edit(
-                "../fedconcord_sites/edges.py",
+                "../fedconcord_sites/edge.py",
                 "(frame.method, plan.round, mark):",
                 '(frame.method, plan.round, reply.fields.get("fingerprint", 0)):',
             ),
@@ -529,7 +529,7 @@ MUTATIONS: dict[str, Mutation] = {
         EDGES,
     ),
     "edges: a site is blamed for what its edge lost": Mutation(
-        (Edit("../fedconcord_sites/edges.py", "wrong[site] = None  # the edge", 'wrong[site] = "lost"  # the edge'),),
+        (Edit("../fedconcord_sites/edge.py", "wrong[site] = None  # the edge", 'wrong[site] = "lost"  # the edge'),),
         EDGES,
     ),
     "sites: a reply counts by the update that it is in": Mutation(

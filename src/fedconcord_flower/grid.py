@@ -91,7 +91,7 @@ def server(settings: str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         from fedconcord_flower.app import edges_of, later_of
-        from fedconcord_sites.edges import Edge
+        from fedconcord_sites.edge import Edge
         from fedconcord_sites.serve import check, serve
 
         config = context.run_config

@@ -19,7 +19,7 @@ from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, check_loopback, environment, free_port, lost_sentence
 from fedconcord_sites import policy
-from fedconcord_sites.edges import Edge
+from fedconcord_sites.edge import Edge
 from fedconcord_sites.form import input_settings, source_of
 from fedconcord_sites.overview import Overview, overview
 from fedconcord_sites.serve import NO_EDGES, check

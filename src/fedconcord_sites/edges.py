@@ -13,12 +13,9 @@ of a lost edge never hear it.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,30 +30,23 @@ from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, 
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.servers import Edges
 from fedconcord.method.contract import (
-    PRELUDE,
     Phase,
     Plan,
     Tree,
     cohort_of,
-    finite,
-    sender_of,
-    space_of,
     tree_bytes,
     tree_map,
     tree_sum,
 )
 from fedconcord.method.contract.trees import raw
-from fedconcord.method.wrappers.forms import forms
 from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
-from fedconcord_sites import mailbox
 from fedconcord_sites.exchange import Exchange
-from fedconcord_sites.form import Form, is_secure, shell, source_of
+from fedconcord_sites.form import Form, is_secure
 from fedconcord_sites.policy import job_digest
 from fedconcord_sites.site_link import SLACK, SiteLink
 
-STAYS = {"orders": "reply", "train": "reply", "ask": "gradient"}  # question -> the answer whose tensors stay at an edge
 SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
 TOTAL = "total"
 END = "end"  # of the run: what an edge is told last
@@ -98,16 +88,8 @@ def unbundled(frame: Frame) -> dict[str, Frame]:
         raise FrameError("no bundle of frames") from broken
 
 
-def _lengths(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In place of each tensor of a reply its length, [1] float64, or [] of a number; NaN if not all of it is finite."""
-    numbers = {}
-    for name, tensor in tensors.items():
-        length = float(tensor.double().norm()) if bool(finite(tensor, 1)) else math.nan
-        numbers[f"lengths/{name.partition('/')[2]}"] = _number(tensor).fill_(length)
-    return numbers
-
-
-def _number(leaf: Tensor) -> Tensor:
+def number_like(leaf: Tensor) -> Tensor:
+    """Room for one number, [1] float64, or [] of a number."""
     return torch.empty((1,) * bool(leaf.ndim), dtype=torch.float64)
 
 
@@ -252,7 +234,7 @@ class EdgeSums:
         """As `Sums` says; the replies have lengths in place of vectors."""
         self.edges.most = self.link.most + SLACK
         whole, plan = requests.of_client, requests.plan
-        of_client = {i: one._replace(name="lengths", like=tree_map(_number, one.like)) for i, one in whole.items()}
+        of_client = {i: one._replace(name="lengths", like=tree_map(number_like, one.like)) for i, one in whole.items()}
         replies = half.hear(requests._replace(of_client=of_client))
         more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
         half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
@@ -299,99 +281,3 @@ class EdgeSums:
         for i in replies:
             self.link.accept(i, TOTAL)
         return totals
-
-
-# -- at an edge --------------------------------------------------------------------------------------------------------
-
-
-class Edge:
-    """Answers the root for the sites below it.
-
-    Args:
-        settings: the job's, as TOML text, which are the root's.
-        exchange: with its sites.
-
-    Raises:
-        UserError: the settings are wrong.
-    """
-
-    def __init__(self, settings: str, exchange: Exchange) -> None:
-        self.source, self.exchange = source_of(settings), exchange
-        self._is_over = False  # the root said that the run is
-        self._replies: dict[str, Frame] = {}  # of the last phase, by site
-        self._jobs: dict[str, Job] = {}  # by the form of the sites' samples
-
-    def attend(self, folder: Path) -> None:
-        """Answer what comes into a mailbox until the root says that the run is over."""
-        mailbox.attend(folder, self.answer, lambda: self._is_over)
-
-    def answer(self, data: bytes) -> bytes:
-        """The answer to a message of the root; one that is damaged or of another job is refused in it."""
-        frame, handlers = Frame("unreadable", "", 0, 0), {"pass": self._pass, TOTAL: self._total, END: self._end}
-        try:
-            frame = codec.read(data)
-            if frame.fields.get("job") != job_digest(self.source):
-                raise FrameError("it has the app of another job; submit the root's to it")
-            answer = handlers[frame.kind](frame)
-        except (UserError, KeyError, TypeError, ValueError) as wrong:
-            why = str(wrong) if isinstance(wrong, FrameError | UserError) else "its content cannot be used"
-            answer = frame._replace(kind="refused", fields={"why": why}, tensors={})
-        return codec.write(answer)
-
-    def _pass(self, frame: Frame) -> Frame:
-        questions = unbundled(frame)
-        if any(one.kind in STAYS for one in questions.values()):
-            self._replies = {}
-        messages = {site: codec.write(one) for site, one in questions.items()}
-        answers = self.exchange(messages, float(frame.fields["wait"]))
-        most = codec.whole(frame.fields["most"])
-        frames = {s: self._upward(s, one, answers[s], most) for s, one in questions.items() if s in answers}
-        fields, tensors = bundle(frames)
-        return frame._replace(kind="passed", fields=fields, tensors=tensors)
-
-    def _upward(self, site: str, question: Frame, data: bytes, most: int) -> Frame:
-        """What goes up of a site's answer."""
-        try:
-            answer = codec.read(data, most)
-        except FrameError as wrong:
-            return question._replace(kind="refused", fields={"why": f"its answer is {wrong}"}, tensors={})
-        if answer.kind != STAYS.get(question.kind):
-            return answer
-        self._replies[site] = answer
-        return answer._replace(tensors=_lengths(answer.tensors))
-
-    def _total(self, frame: Frame) -> Frame:
-        """The total of the replies that count; where one of them is not what it must be, which and why."""
-        values: dict[str, Any] = {**frame.fields["plan"], **{k: leaf.numpy() for k, leaf in frame.tensors.items()}}
-        plan, job = Plan(**values), self._job(frame.fields["form"], frame.fields["clients"])
-        algorithm, space, messages = job.algorithm, space_of(job.problem), forms(job.algorithm, job.problem.init(0))
-        name, like, contribute = "up", messages.up, algorithm.contribute
-        if frame.fields["phase"] == PRELUDE:
-            assert algorithm.phases.prelude is not None
-            name, like, contribute = "gradient", messages.x, algorithm.phases.prelude.contribute
-        trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for site, (client, mark) in frame.fields["replies"].items():
-            reply = self._replies.get(site, frame._replace(round=-1))
-            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
-                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
-                continue
-            try:
-                trees[client] = codec.unpack(name, reply, like, space.device)
-            except FrameError as why:
-                wrong[site] = str(why)
-        if wrong:
-            return frame._replace(fields={"wrong": wrong}, tensors={})
-        places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
-        cohort = cohort_of(space, plan)
-        total = tree_sum(contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places)
-        return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
-
-    def _end(self, frame: Frame) -> Frame:
-        self._is_over = True
-        return frame._replace(fields={})
-
-    def _job(self, form: Mapping[str, Any], clients: int) -> Job:
-        key = json.dumps([form, clients])
-        if key not in self._jobs:
-            self._jobs = {key: shell(self.source, Form(**form), clients)[1]}
-        return self._jobs[key]

@@ -36,7 +36,8 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.study.runs.events import Finished
 from fedconcord.support.errors import LostError, UserError
 from fedconcord_sites import mailbox
-from fedconcord_sites.edges import Edge, bundle, unbundled
+from fedconcord_sites.edge import Edge
+from fedconcord_sites.edges import bundle, unbundled
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.serve import check, serve
 

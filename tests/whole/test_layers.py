@@ -45,8 +45,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # and of what is said, 45 of the server's half; tokens as weights of secure sums, a second list of numbers: 14
     # edge servers: bundles of frames 45, the root's way and its totals 190, an edge 100, what both import and say 60;
     # two processes of one machine that ask each other 53; in the server's run, with what run.json says of edges, 30.
-    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line
-    "fedconcord_sites": Wing(4900, 2800),
+    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line; 22 are the head of a second file
+    "fedconcord_sites": Wing(4922, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
