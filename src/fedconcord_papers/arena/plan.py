@@ -16,6 +16,12 @@ from fedconcord.support.errors import UserError
 from fedconcord_papers.arena.federations import REFERENCE, Federation, chosen
 
 METHODS = (REFERENCE, "auto", "fedprox", "fedavgm", "fedadam", "scaffold", "fednova", "feddyn", "fedadmm", "afedpd")
+CONTROLS = {  # FedAvg with one number more: label -> what is looked for beside its local step size
+    "fedavg + server step": "server_lr=log(0.3,5)",
+    "fedavg + momentum": "local.momentum=linear(0,0.95)",
+    "fedavg + decay": "local.lr_decay=linear(0.9,1)",
+}
+ALL_CONTROLS = "controls"  # among methods: these three
 BUDGET = 8  # trials of a method in a federation
 SEEDS = (0, 1, 2)  # of the results
 TUNING_SEEDS = (1000, 1001)  # of the trials: no result has them
@@ -58,7 +64,7 @@ def request(
     lists = {"methods": methods, "federations": federations, "budget": budget and [budget], "seeds": seeds}
     flags = "".join(f" --{name} {shlex.quote(','.join(map(str, one)))}" for name, one in lists.items() if one)
     return ArenaSpec(
-        labelled(methods or METHODS),
+        labelled(methods or (*METHODS, ALL_CONTROLS)),
         quick(some) if few else some,
         out,
         usual if budget is None else budget,
@@ -94,14 +100,17 @@ class FederationFolder(NamedTuple):
 
 
 def labelled(methods: Sequence[str]) -> dict[str, str]:
-    """Methods by label, FedAvg among them: the label that is given, else the text as it is written.
+    """Methods by label, FedAvg among them: the label that is given, else the text as it is written; and `controls`.
 
     Raises:
         UserError: there is no such method, or two have one label.
     """
     by_label: dict[str, str] = {}
-    imports.trust(*methods)
-    for text in methods:
+    listed = [text for text in methods if text != ALL_CONTROLS]
+    if len(listed) < len(methods):
+        listed += [str(grammar.Spec(REFERENCE, (), {"label": label})) for label in CONTROLS]
+    imports.trust(*listed)
+    for text in listed:
         read_method(text)
         spec = grammar.parse(text, "method")
         label = str(spec.kwargs.get("label") or spec)

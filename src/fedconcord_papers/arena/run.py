@@ -19,7 +19,7 @@ from fedconcord.study.statistics.load import Run, load_runs
 from fedconcord.support.errors import UserError
 from fedconcord_papers.arena.federations import REFERENCE, Federation
 from fedconcord_papers.arena.outcome import Entry, Result, Size, aim, outcome, targets
-from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, FederationFolder, able, settle_federation
+from fedconcord_papers.arena.plan import CONTROLS, TUNING_SEEDS, ArenaSpec, FederationFolder, able, settle_federation
 
 Say = Callable[[str], None]
 
@@ -100,7 +100,8 @@ def _tuned(
     else:
         nested = {**place.federation.nested, "methods": [text], "seeds": list(TUNING_SEEDS), "out": str(folder)}
         source = from_nested(nested, f"federation {place.federation.name}")
-        tuning = plan_tuning(SearchSpec(budget=spec.budget, target=target), source)
+        more = [CONTROLS[label]] if label in CONTROLS else []
+        tuning = plan_tuning(SearchSpec(budget=spec.budget, search=more, target=target), source)
     with lock.held(folder):
         (result,) = yield from search(tuning, lambda line: None)  # a line a rung too would be too many
     return TunedHere(tuning, result)
