@@ -21,7 +21,7 @@ from fedconcord import METHODS
 from fedconcord.support import files
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "cost.json"
+RESULTS = HERE.parent / "src" / "fedconcord" / "insight" / "advice" / "cost.json"  # where `advise` has it
 ROUNDS = {"A": 20, "B": 3, "C": 40, "L": 4}  # measured rounds of each job
 HEAD = "| method | A | B | C | LoRA | gradients | down | up | client keeps | server keeps | MB on A |"
 

@@ -16,7 +16,7 @@ import pytest
 from fedconcord import Dataset, UserError
 from fedconcord.execution.job import refusals, train
 from fedconcord.insight.advice import FederationFacts, Wishes, advise, as_json, facts_of, federation_of, lines_of
-from fedconcord.insight.advice.choice import cautions, choose, methods_of, name_of, ranges, rules
+from fedconcord.insight.advice.choice import cautions, choose, methods_of, name_of, ranges, rules, slower
 from fedconcord.insight.advice.facts import feature_skew, label_distances
 from fedconcord.insight.methods import catalogue
 from fedconcord.interface.cli.main import call
@@ -251,6 +251,16 @@ def test_the_command_says_it_in_lines_and_writes_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_times_are_those_of_the_page_of_costs() -> None:
+    """The least and the most of the four jobs; a method that was not measured has none, and FedAvg is the yardstick."""
+    page = (ROOT / "docs" / "cost.md").read_text()
+    for name in ("afedpd", "feddyn", "fedsam", "losac"):
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        ratios = [float(cell) for cell in line.split("|")[2:6] if cell.strip() != "-"]
+        assert slower(name) == pytest.approx((min(ratios), max(ratios)), abs=0.006)
+    assert slower("fedavg") is slower("mine") is None
+
+
 def test_the_next_command_tunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What advice says to type runs as it stands; here in a folder of its own, with two trials a method."""
     monkeypatch.chdir(tmp_path)

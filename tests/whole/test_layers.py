@@ -45,7 +45,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # and of what is said, 45 of the server's half; tokens as weights of secure sums, a second list of numbers: 14
     # edge servers: bundles of frames 45, the root's way and its totals 190, an edge 100, what both import and say 60;
     # two processes of one machine that ask each other 53; in the server's run, with what run.json says of edges, 30.
-    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line; 22 are the head of a second file
+    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line;
+    # 22 are the head of a second file
     "fedconcord_sites": Wing(4922, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
@@ -92,7 +93,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9
     "study": Wing(6786, 5300, ("options", "settings", "statistics", "runs", "search")),
-    "insight": Wing(4470, 3900, ("report", "methods", "advice")),
+    # what a round of each method took, measured: 27 of `advise`
+    "insight": Wing(4482, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
     "interface": Wing(2690, 2200, ("trained", "tracking", "api", "cli")),
@@ -249,7 +251,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # `auto`'s duals from round 0 and its hypergradient: 26
     # privacy of samples without coins, by noise of a tree over equal parts of a pass: 82, and no setting for it
     # local optimisers in compiled rounds: 102; factors from a first step: 41
-    assert sum(sizes().values()) <= 47_419
+    # times of rounds in advice: 27
+    assert sum(sizes().values()) <= 47_446
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -8,8 +8,11 @@ fill up. docs/choosing.md is this table for people; benchmarks/federations.json 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, NamedTuple
 
 from fedconcord.execution.job import Job, refusals, row_bytes
 from fedconcord.insight.advice.facts import FederationFacts, facts_of
@@ -130,6 +133,7 @@ class Named(NamedTuple):
     down: int  # bytes that it gets
     kept: int  # bytes that it keeps between rounds
     gradients: float  # of a local step
+    slower: tuple[float, float] | None  # a round's time over FedAvg's, least and most of the jobs of docs/cost.md
 
 
 class Advice(NamedTuple):
@@ -246,7 +250,24 @@ def _named(config: Config, pick: Pick, rule: Rule) -> Named:
         down=job.cost.down if job.algorithm.facts.factors else round(costs.down * _model_bytes(job)),
         kept=row_bytes(job),
         gradients=1 + costs.step_gradients,
+        slower=slower(name),
     )
+
+
+def slower(name: str) -> tuple[float, float] | None:
+    """A round's time over that of FedAvg with the same local steps: the least and the most of the jobs of docs/cost.md,
+    as `benchmarks/cost.py` measured them; None for a method that it did not."""
+    ratios = [
+        job[name]["ratio"] for key, job in _measured().items() if key != "memory" and isinstance(job.get(name), dict)
+    ]
+    return (min(ratios), max(ratios)) if ratios else None
+
+
+@cache
+def _measured() -> dict[str, Any]:
+    text = resources.files("fedconcord.insight.advice").joinpath("cost.json").read_text(encoding="utf-8")
+    jobs: dict[str, Any] = json.loads(text)
+    return jobs
 
 
 def ranges(name: str) -> dict[str, str]:

@@ -108,7 +108,13 @@ def command(advice: Advice, file: File | None = None) -> str:
 def _costs(one: Named) -> str:
     kept = f"keeps {size(one.kept)}" if one.kept else "keeps nothing"
     messages = f"a client sends {size(one.up)} a round, gets {size(one.down)} and {kept}"
-    return messages if one.gradients == 1 else f"{messages}; {one.gradients:.3g} gradients a local step"
+    if one.gradients != 1:
+        messages += f"; {one.gradients:.3g} gradients a local step"
+    return messages if one.slower is None else f"{messages}; a round takes {_factor(*one.slower)} FedAvg's time"
+
+
+def _factor(low: float, high: float) -> str:
+    return f"{low:.1f} to {high:.1f} times" if f"{low:.1f}" != f"{high:.1f}" else f"{low:.1f} times"
 
 
 def _arguments(config: Config, file: File | None) -> list[str]:
