@@ -131,7 +131,8 @@ def arena(
     Called again, it goes on where it was; methods, federations and seeds that are new are added.
 
     Args:
-        methods: with their parameters; FedAvg is always among them. Nine of ours if none.
+        methods: with their parameters; FedAvg is always among them, and "controls" are three variants of it. Nine of
+            ours and the controls if none. Those of the package's table that are not named stand beside them.
         federations: "all" (needs no extra), "choose", "hold", "natural", "natural_hold", names, TOML files of your own.
         budget: trials of each method in a federation; 8 if none.
         seeds: of the results; 0, 1 and 2 if none.

@@ -141,11 +141,15 @@ def _read(listed: Sequence[Mapping[str, Any]], origin: str) -> Iterator[Federati
         for key in from_nested(settings, where).values:
             if key in ("method", "methods", "seed", "seeds", "label", "out", "baselines", "track", "eval.target"):
                 raise UserError(f"{where}: {key} is the arena's own to say; leave it out")
-        yield Federation(name, role, _target(table.get("target"), where), settings)
+        yield Federation(name, role, target_of(table.get("target"), where), settings)
 
 
-def _target(written: object, where: str) -> Target:
-    """A number, `fedavg(share)` or nothing."""
+def target_of(written: object, where: str) -> Target:
+    """A number, `fedavg(share)` or nothing, as it is written.
+
+    Raises:
+        UserError: it is something else.
+    """
     if written is None:
         return USUAL
     if isinstance(written, int | float) and not isinstance(written, bool):

@@ -44,6 +44,7 @@ class Entry(NamedTuple):
     label: str
     text: str | None  # with its best values; None: no trial ended well
     tuned: bool  # whether anything was looked for
+    is_kept: bool = False  # of the package's table, and not run here
 
 
 class Outcome(NamedTuple):
@@ -84,6 +85,7 @@ class Result(NamedTuple):
     reference: str  # FedAvg tuned for its final value
     outcomes: tuple[Outcome, ...]
     refused: Mapping[str, str]  # methods that cannot run, and why
+    moved: tuple[int, ...] = ()  # seeds on which FedAvg needs other rounds here than in the package's table
 
     @property
     def best(self) -> Outcome | None:
@@ -102,6 +104,7 @@ class Result(NamedTuple):
             "name": self.federation.name,
             "role": self.federation.role,
             "target": str(self.federation.target),
+            "settings": self.federation.nested,
             **self.size._asdict(),
             "metric": metric.column,
             "targets": dict(self.goals.by_seed),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import fedconcord
 from fedconcord.insight.report.figures.ranking import critical
+from fedconcord.insight.report.figures.style import Drawing
 from fedconcord.insight.report.method_tables import Table as Cells
 from fedconcord.insight.report.method_tables import reach_cell, to_markdown
 from fedconcord.insight.report.page import Page, details, in_words, note, pairs, paragraphs, with_code
@@ -17,13 +18,14 @@ from fedconcord.insight.report.results_page import rank_words
 from fedconcord.study.statistics.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.study.statistics.metric import Metric
 from fedconcord.study.statistics.ranks import Ranks
-from fedconcord.study.statistics.stats import interval
+from fedconcord.study.statistics.stats import ALPHA, interval
 from fedconcord.study.statistics.summary import Reach
 from fedconcord.support import files, grammar, process
 from fedconcord_papers.arena.figures import profile
+from fedconcord_papers.arena.kept import kept
 from fedconcord_papers.arena.outcome import Outcome, Result
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec
-from fedconcord_papers.arena.standing import FAR, NEAR, Standing, Table, Worst, table_of
+from fedconcord_papers.arena.standing import FAR, NEAR, Contest, Standing, Table, Worst, contests, table_of
 
 RESULTS = "arena.json"
 ROLES = {
@@ -44,26 +46,41 @@ class Pages(NamedTuple):
 
 def write(spec: ArenaSpec, results: Sequence[Result]) -> Pages:
     """Write arena.json, README.md, report.html and figures/ into the arena's folder."""
-    roles = dict.fromkeys(result.federation.role for result in results)
-    tables = tuple(table_of([result for result in results if result.federation.role == role]) for role in roles)
-    indices = {label: k for k, label in enumerate(spec.methods)}
-    facts = _facts(spec)
-    heading = f"{len(spec.methods)} methods on {len(results)} federations"
+    tables, labels = tables_of(results), dict.fromkeys([*spec.methods, *labels_of(results)])
+    facts = _facts(spec, is_beside=any(one.entry.is_kept for result in results for one in result.outcomes))
+    heading = f"{len(labels)} methods on {len(results)} federations"
     footer = f"All numbers are in <code>{RESULTS}</code>, the runs in the federations' folders."
     page, lines = Page(heading, "arena", footer), ["# Arena", *facts]
     page.parts.append(in_words([with_code(fact) for fact in facts], warnings(results)))
     for table in tables:
-        drawings = [profile(table, indices)]
-        if _are_ranked(table.by_rounds):
-            drawings.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
-        page.parts += _as_html(table, page.figures(drawings))
-        lines += _as_markdown(table, [f"figures/{item.name}.png" for item in drawings])
+        drawn = drawings(table, [*labels])
+        page.parts += _as_html(table, page.figures(drawn))
+        lines += as_markdown(table, [f"figures/{item.name}.png" for item in drawn])
     if notes := warnings(results):
         lines += ["## Note", "\n".join(f"* {item}" for item in notes)]
     page.write(spec.out / "report.html")
     files.write_text(spec.out / "README.md", "\n\n".join(lines) + "\n")
     files.write_json(spec.out / RESULTS, as_dict(spec, results))
     return Pages(spec.out / "report.html", spec.out / "README.md", tables)
+
+
+def tables_of(results: Sequence[Result]) -> tuple[Table, ...]:
+    """A table a role."""
+    roles = dict.fromkeys(result.federation.role for result in results)
+    return tuple(table_of([result for result in results if result.federation.role == role]) for role in roles)
+
+
+def labels_of(results: Sequence[Result]) -> list[str]:
+    """All methods of some results."""
+    return [*dict.fromkeys(one.entry.label for result in results for one in result.outcomes)]
+
+
+def drawings(table: Table, labels: Sequence[str]) -> list[Drawing]:
+    """The profile, and the ranks where there are any; a method has the look of its place among `labels`."""
+    drawn = [profile(table, {label: k for k, label in enumerate(labels)})]
+    if _are_ranked(table.by_rounds):
+        drawn.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
+    return drawn
 
 
 def as_dict(spec: ArenaSpec, results: Sequence[Result]) -> dict[str, object]:
@@ -81,8 +98,9 @@ def as_dict(spec: ArenaSpec, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def _facts(spec: ArenaSpec) -> list[str]:
+def _facts(spec: ArenaSpec, is_beside: bool) -> list[str]:
     """How the numbers came about, in sentences."""
+    table = kept()
     return [
         f"`{spec.command}`, fedconcord {fedconcord.__version__}, {process.machine()}.",
         "In every federation FedAvg is tuned for its final value first; the target of a seed is the share of its way "
@@ -93,6 +111,11 @@ def _facts(spec: ArenaSpec) -> list[str]:
         "Ratio: mean rounds to the target over those of the best tuned method; `never` where a seed does not come "
         "there. Final: the mean of the last five evaluations; its lead is over FedAvg tuned for it. Time a round: the "
         "median, over FedAvg's in the same comparison.",
+        *[
+            f"Methods marked * were not run here: their rows are of the package's table, fedconcord {table.version} on "
+            f"{table.machine}, with the same settings, trials and seeds."
+        ]
+        * is_beside,
     ]
 
 
@@ -107,16 +130,21 @@ def _as_html(table: Table, figures_html: str) -> Iterator[str]:
     cells = standings(table)
     yield f"<h2>{html.escape(ROLES[table.role])}</h2>" + pairs(cells.rows, cells.header)
     yield note(cells.caption) + paragraphs(_ranked(table)) + figures_html
+    if rivals := against(table):
+        yield pairs(rivals.rows, rivals.header, rivals.caption)
     for result in table.results:
         cells = outcomes(result)
         title = f"<b>{html.escape(result.federation.name)}</b>: {html.escape(_size(result))}"
         yield details(title, pairs(cells.rows, cells.header, cells.caption))
 
 
-def _as_markdown(table: Table, figures: Sequence[str]) -> Iterator[str]:
+def as_markdown(table: Table, figures: Sequence[str]) -> Iterator[str]:
+    """The tables, sentences and figures of a role."""
     yield f"## {ROLES[table.role]}"
     yield to_markdown(standings(table))
     yield from (html.unescape(one).replace("<b>", "**").replace("</b>", "**") for one in _ranked(table))
+    if rivals := against(table):
+        yield to_markdown(rivals)
     yield from (f"![{table.role}]({figure})" for figure in figures)
     for result in table.results:
         yield f"### {result.federation.name}\n\n{_size(result)}."
@@ -130,6 +158,28 @@ def _ranked(table: Table) -> list[str]:
         if _are_ranked(ranks):
             sentences.append(f"By {what}: {' '.join(rank_words(ranks)).replace('data sets', 'federations')}")
     return sentences
+
+
+def against(table: Table) -> Cells | None:
+    """Whether each method that was run here beats FedAvg with one number more; None where there is none, or no
+    control."""
+    by_label: dict[str, list[Contest]] = {}
+    for one in contests(table):
+        by_label.setdefault(one.label, []).append(one)
+    if not by_label:
+        return None
+    controls = [one.control for one in next(iter(by_label.values()))]
+    rows = []
+    for label, of_method in by_label.items():
+        won = [one.control for one in of_method if one.is_won]
+        beaten = "all" if len(won) == len(controls) else ", ".join(won) or "none"
+        rows.append((label, *(f"{one.wins} to {one.losses} (p {one.p:.2g})" for one in of_method), beaten))
+    caption = (
+        "Federations in which a method needs fewer rounds to the target than FedAvg with one tuned number more, and "
+        f"those in which it needs more; it beats what a sign test says so of, at {100 * ALPHA:g} %. What beats "
+        "none has not been shown to be more than tuning."
+    )
+    return Cells(("method", *controls, "beats"), tuple(rows), caption)
 
 
 def _are_ranked(ranks: Ranks) -> bool:
@@ -153,12 +203,18 @@ def standings(table: Table) -> Cells:
         "over FedAvg's, median and most; average ranks. The tests of ranks assume that federations are independent, "
         "and those that share data are not."
     )
-    return Cells(header, tuple(rows), caption)
+    return _without_empty(header, rows, caption)
+
+
+def _without_empty(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Cells:
+    """A table without the columns that no row has anything in."""
+    there = [k for k in range(len(header)) if any(row[k] not in ("", NONE) for row in rows)]
+    return Cells(tuple(header[k] for k in there), tuple(tuple(row[k] for k in there) for row in rows), caption)
 
 
 def _standing(s: Standing, rounds: float, final: float) -> tuple[str, ...]:
     return (
-        s.label if s.tuned else f"{s.label} (not tuned)",
+        _name(s.label, s.tuned, s.is_kept),
         *(f"{count} of {s.judged}" for count in (s.near, s.far, s.reached)),
         _worst(s.worst, ".2f"),
         _plain(s.bytes, ".2f"),
@@ -170,6 +226,10 @@ def _standing(s: Standing, rounds: float, final: float) -> tuple[str, ...]:
         _plain(rounds, ".2f"),
         _plain(final, ".2f"),
     )
+
+
+def _name(label: str, tuned: bool, is_kept: bool) -> str:
+    return f"{label}{' (not tuned)' * (not tuned)}{' *' * is_kept}"
 
 
 def _plain(v: float, form: str) -> str:
@@ -196,7 +256,7 @@ def outcomes(result: Result) -> Cells:
         f"{result.trial_target:.4g} of what judged them. Lead over {_settings(result.reference)}"
         f"{', a factor' if metric.log else ''}. Means [lowest, highest seed]."
     )
-    return Cells(header, tuple(rows), caption)
+    return _without_empty(header, rows, caption)
 
 
 def _outcome(result: Result, one: Outcome, metric: Metric, rounds: int) -> tuple[str, ...]:
@@ -205,7 +265,7 @@ def _outcome(result: Result, one: Outcome, metric: Metric, rounds: int) -> tuple
     lead = interval([v for v in one.lead.values() if math.isfinite(v)])
     slower = interval(list(one.slower.values()))
     return (
-        one.entry.label if one.entry.tuned else f"{one.entry.label} (not tuned)",
+        _name(one.entry.label, one.entry.tuned, one.entry.is_kept),
         reach_cell(reach, "round"),
         _plain(result.ratio(one), ".2f"),
         size(one.mean_bytes) if math.isfinite(one.mean_bytes) else NONE,
@@ -241,6 +301,11 @@ def warnings(results: Sequence[Result]) -> list[str]:
         sentences += [
             f"{name}: {outcome.entry.label} failed: {why}" for outcome in result.outcomes for why in outcome.errors[:1]
         ]
+        if result.moved:
+            sentences.append(
+                f"{name}: with seed {_listed(result.moved)} FedAvg needs other rounds here than in the package's "
+                "table, which another machine or version made; run all methods here to compare to the last round."
+            )
         if result.best is None:
             sentences.append(
                 f"{name}: no tuned method came to the target on every seed, so nobody is judged by rounds there."

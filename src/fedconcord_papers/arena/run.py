@@ -18,6 +18,7 @@ from fedconcord.study.settings.sources import from_nested
 from fedconcord.study.statistics.load import Run, load_runs
 from fedconcord.support.errors import UserError
 from fedconcord_papers.arena.federations import REFERENCE, Federation
+from fedconcord_papers.arena.kept import beside, joined
 from fedconcord_papers.arena.outcome import Entry, Result, Size, aim, outcome, targets
 from fedconcord_papers.arena.plan import CONTROLS, TUNING_SEEDS, ArenaSpec, FederationFolder, able, settle_federation
 
@@ -79,7 +80,7 @@ def _federation(spec: ArenaSpec, federation: Federation, say: Say) -> Stages[Res
     runs, failed = yield from _compared(spec, place, [one.text for one in tuned.values() if one.text is not None])
     entries = [Entry(label, one.text, bool(one.result.space.places)) for label, one in tuned.items()]
     first = base[0].head
-    return Result(
+    result = Result(
         federation=federation,
         size=Size(first.data, first.model, first.clients, first.cohort, first.rounds),
         trial_target=trial_target,
@@ -88,6 +89,8 @@ def _federation(spec: ArenaSpec, federation: Federation, say: Say) -> Stages[Res
         outcomes=tuple(outcome(entry, spec.seeds, runs, failed, base, goals) for entry in entries),
         refused=refused,
     )
+    table = beside(spec, federation)
+    return result if table is None else joined(result, table)
 
 
 def _tuned(

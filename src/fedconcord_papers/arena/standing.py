@@ -10,7 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.study.statistics.ranks import Ranks, ranks_of
+from fedconcord.study.statistics.stats import ALPHA
+from fedconcord_papers.arena.federations import REFERENCE
 from fedconcord_papers.arena.outcome import Outcome, Result
+from fedconcord_papers.arena.plan import CONTROLS
 
 NEAR, FAR = 1.25, 2.0  # times the rounds of the best tuned method
 
@@ -27,6 +30,7 @@ class Standing(NamedTuple):
 
     label: str
     tuned: bool  # in any of them
+    is_kept: bool  # of the package's table in all of them
     federations: int
     judged: int  # of them, those where a tuned method came to the target
     reached: int  # of these, on every seed
@@ -41,6 +45,21 @@ class Standing(NamedTuple):
     behind: Worst  # the least of these
     slower: float  # median over federations of the time a round over FedAvg's
     slowest: Worst
+
+
+class Contest(NamedTuple):
+    """A method against one of FedAvg's controls, by rounds to the target, over the federations that both can run in."""
+
+    label: str
+    control: str
+    wins: int  # federations where it needs fewer rounds
+    losses: int
+    p: float  # of a sign test without ties, two-sided
+
+    @property
+    def is_won(self) -> bool:
+        """Whether it beats the control."""
+        return self.wins > self.losses and self.p <= ALPHA
 
 
 class Table(NamedTuple):
@@ -84,6 +103,7 @@ def standing(label: str, results: Sequence[Result]) -> Standing:
     return Standing(
         label=label,
         tuned=any(one.entry.tuned for _, one in there),
+        is_kept=all(one.entry.is_kept for _, one in there),
         federations=len(there),
         judged=len(judged),
         reached=sum(math.isfinite(ratio) for ratio, _ in ratios),
@@ -99,6 +119,22 @@ def standing(label: str, results: Sequence[Result]) -> Standing:
         slower=median(value for value, _ in slower) if slower else math.nan,
         slowest=_worst(slower, max),
     )
+
+
+def contests(table: Table) -> list[Contest]:
+    """Every method that was run here, but for FedAvg and its controls, against each control that is there."""
+    labels = [s.label for s in table.standings]
+    new = [s.label for s in table.standings if not s.is_kept and s.label not in (REFERENCE, *CONTROLS)]
+    return [_contest(table.results, label, rival) for label in new for rival in CONTROLS if rival in labels]
+
+
+def _contest(results: Sequence[Result], label: str, control: str) -> Contest:
+    pairs = [(outcome_of(result, label), outcome_of(result, control)) for result in results]
+    rounds = [(a.mean_rounds, b.mean_rounds) for a, b in pairs if a is not None and b is not None]
+    wins, losses = sum(a < b for a, b in rounds), sum(a > b for a, b in rounds)
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    return Contest(label, control, wins, losses, min(1.0, 2 * tail))
 
 
 def outcome_of(result: Result, label: str) -> Outcome | None:

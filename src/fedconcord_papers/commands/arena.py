@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(epilog=f"Exit codes: 0 done; {CODES}.")
 def arena(
     methods: Annotated[
-        str | None, option("Methods with their parameters; fedavg is always added. [nine methods]", "LIST")
+        str | None, option("Methods with their parameters; fedavg is always added. [nine methods, controls]", "LIST")
     ] = None,
     federations: Annotated[
         str | None, option("Federations: all, choose, hold, natural, natural_hold, names, or TOML files. [all]", "LIST")
@@ -42,7 +42,8 @@ def arena(
     ] = False,
 ) -> None:
     """Tune methods with equal budgets on many federations. The page has rounds and bytes to a target, ranks, failures
-    and time. When it is run again, it goes on where it was, and adds new methods, federations and seeds."""
+    and time; methods of the package's own table that are not named stand beside them. When it is run again, it goes on
+    where it was, and adds new methods, federations and seeds."""
     with importing():
         from fedconcord.study.settings.sources import prepare, seed_list
         from fedconcord_papers import functions
@@ -63,7 +64,7 @@ def arena(
     with Show(f"{spec.command} --out {shlex.quote(str(spec.out))}", has_bar_per_run=False) as show:
         pages = functions.arena_of(spec, show)
     for table in pages.tables:
-        cells = page.standings(table)
         say(f"{table.role}: {len(table.results)} federation{'s' * (len(table.results) > 1)}")
-        say_columns([dict(zip(cells.header, row, strict=True)) for row in cells.rows])
+        for cells in filter(None, (page.standings(table), page.against(table))):
+            say_columns([dict(zip(cells.header, row, strict=True)) for row in cells.rows])
     say(f"report: {pages.html} and {pages.markdown}")

@@ -1,0 +1,78 @@
+"""The package's table of the arena, and its page.
+
+    python docs/generate/arena_table.py [ARENA]
+
+keeps what a whole arena came to (ARENA/arena.json, without its times, which are of one machine) as the table that
+`fedconcord arena` puts new methods beside, and writes docs/arena-table.md with its figures from that table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedconcord.insight.report.figures.style import styled, to_files
+from fedconcord.support import files
+from fedconcord_papers.arena import kept, page
+from fedconcord_papers.arena.kept import Kept
+
+ROOT = Path(__file__).parents[2]
+VALUES = ROOT / "src" / "fedconcord_papers" / "arena" / kept.VALUES
+PAGE = ROOT / "docs" / "arena-table.md"
+FIGURES = "arena"  # below docs
+LEFT_OUT = ("slower", "ratio", "is_kept")  # of a method: times, and what follows from the rest
+
+
+def values_of(arena: Path) -> str:
+    """values.json of an arena, a line a federation and method."""
+    whole: dict[str, Any] = json.loads((arena / page.RESULTS).read_text())
+    for one in whole["federations"]:
+        one["methods"] = [{k: v for k, v in m.items() if k not in LEFT_OUT} for m in one["methods"]]
+    federations = whole.pop("federations")
+    head = json.dumps(whole)[:-1]
+    bodies = []
+    for one in federations:
+        methods = ",\n  ".join(json.dumps(method) for method in one.pop("methods"))
+        bodies.append(f' {json.dumps(one)[:-1]}, "methods": [\n  {methods}]}}')
+    return f'{head}, "federations": [\n' + ",\n".join(bodies) + "]}\n"
+
+
+def text_of(table: Kept) -> str:
+    """The page."""
+    results = [*table.results.values()]
+    seeds = ", ".join(map(str, table.seeds))
+    parts = [
+        "# The standing table of the arena",
+        f"    fedconcord arena --federations {','.join(page.ROLES)} --out arena\n"
+        "    python docs/generate/arena_table.py arena",
+        f"made these tables: {len(page.labels_of(results))} methods on {len(results)} federations, "
+        f"{table.budget} trials each, seeds {seeds}; fedconcord {table.version} on {table.machine}. The package has "
+        "their values, and "
+        "[`fedconcord arena --methods mine:factory`](arena.md#a-method-of-your-own-beside-the-table) puts a method "
+        "beside them. [What is measured, and why so](arena.md#what-is-measured-and-why-so). Times are left out, which "
+        "are of one machine: [what a method costs](cost.md).",
+    ]
+    for each in page.tables_of(results):
+        names = [f"{FIGURES}/{drawing.name}.svg" for drawing in page.drawings(each, page.labels_of(results))]
+        parts += page.as_markdown(each, names)
+    parts += ["## Note", "\n".join(f"* {item}" for item in page.warnings(results))]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        files.write_text(VALUES, values_of(Path(arguments[0])))
+    table = kept.read(VALUES.read_text())
+    results = [*table.results.values()]
+    with styled():
+        for each in page.tables_of(results):
+            for drawing in page.drawings(each, page.labels_of(results)):
+                content = to_files(drawing.draw(True))["svg"]
+                files.write_bytes(PAGE.parent / FIGURES / f"{drawing.name}.svg", content)
+    files.write_text(PAGE, text_of(table))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
