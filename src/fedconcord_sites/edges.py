@@ -41,6 +41,7 @@ from fedconcord.method.contract import (
     tree_map,
     tree_sum,
 )
+from fedconcord.method.contract.identity import Identity
 from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
@@ -189,7 +190,7 @@ class EdgeExchange:
             way = [names.index(edge) for edge in self.way(site)]
             row[len(row) - len(way) :] = way
         counts = tuple(depths[depth] for depth in reversed(range(len(depths))))
-        tree = Edges(counts, 0.0, lambda seed, ids: servers[ids])
+        tree = Edges(counts, 0.0, lambda seed, ids: servers[ids], Identity("of a deployment"))  # a run may change it
         schedule = replace(job.schedule, tree=tree)
         if (why := schedule.refuse(job.algorithm, len(sites))) is not None:
             raise UserError(why)

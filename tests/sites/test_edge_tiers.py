@@ -244,9 +244,11 @@ def test_an_edge_that_does_not_say_what_passed_below_it_is_lost(
     assert {one["name"]: one["missed"] for one in here.said()["edges"]}["land"] == 2
 
 
-def test_a_killed_root_goes_on_with_another_tree(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(TWO, UNEQUAL), (TWO, {"only": SITES}), ({"only": SITES}, THREE)])
+def test_a_killed_root_goes_on_with_another_tree(before: Homes, after: Homes, files: Path, tmp_path: Path) -> None:
+    """Bytes between tiers are added from the root, where the numbers of tiers differ."""
     job = with_(job_of("scaffold"), cohort=3)
-    here = Nested(job, files, tmp_path / "here", homes=TWO)
+    here = Nested(job, files, tmp_path / "here", homes=before)
 
     def dies(edge: str, question: Frame, answer: Callable[[], bytes]) -> bytes | None:
         if question.kind == "pass" and in_round(question) == 2:
@@ -257,10 +259,13 @@ def test_a_killed_root_goes_on_with_another_tree(files: Path, tmp_path: Path) ->
     here.meddle = dies
     with pytest.raises(Killed):
         here.serve()
-    here.homes, here.meddle = UNEQUAL, lambda edge, question, answer: answer()
-    here.edges = {edge: Edge(here.job, here.below) for edge in UNEQUAL}
+    here.homes, here.meddle = after, lambda edge, question, answer: answer()
+    here.edges = {edge: Edge(here.job, here.below) for edge in after}
     assert here.serve(resume=True).status == "complete"
     same(here, *simulated(job, files / "all.csv"))
+    size = 2 * 8 * here.server()["x"].numel()
+    tops = 2 * len(tops_of(before)) + 2 * len(tops_of(after))
+    assert here.said()["tree"][-1] == {"bytes_down": tops * size, "bytes_up": tops * size}
 
 
 def test_an_edge_below_another_with_another_job_is_named(files: Path, tmp_path: Path) -> None:

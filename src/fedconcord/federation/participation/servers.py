@@ -62,8 +62,7 @@ Lost = Annotated[BelowOne, about("probability that a server is lost in a round, 
 
 
 def _tiers(servers: int, above: list[int], lost: float, home: Callable[[int, np.ndarray], np.ndarray]) -> Edges:
-    """Servers of a tier are dealt to those of the next in order, as many to each as can be; home: (seed, ids [S]) ->
-    [S], each client's server."""
+    """Servers of a tier are dealt to those of the next in order, as many to each as can be; `home` is each client's."""
     counts = (servers, *above)
     if any(here >= below for below, here in pairwise(counts)):
         raise UserError(
