@@ -1,4 +1,4 @@
-"""Edge servers above edge servers, at any depth: the run is that of one server and of one tier, a total an edge goes up."""
+"""Edge servers above edge servers, at any depth: the run is that of one server; a total goes up from each of them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping

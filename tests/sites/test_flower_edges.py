@@ -99,7 +99,7 @@ def test_a_site_below_an_edge_comes_after_round_1(four: Path, alone: None) -> No
     more = ("--config", "job.toml", "--out", "run", "--rounds", "5000", "--set", "eval.every=50", "--tree", tree)
     with Trial(four, four / "run", *more, "--later", "bern.csv", sites=("--sites", "basel.csv")) as trial:
         trial.until("round 1 of")
-        trial.until("site bern: joins")
+        trial.until("site bern joins")
         trial.until("round ")
         trial.process.send_signal(signal.SIGINT)
         assert trial.end() == 130
