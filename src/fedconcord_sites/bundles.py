@@ -103,7 +103,8 @@ def ask(
         if one.kind in KINDS
     }
     messages = {name: codec.write(one) for name, one in {**frames, **edges}.items()}
-    answers, below, came = dict[str, Answer](), dict[str, Passage](), exchange(messages, wait)
+    answers, below = dict[str, Answer](), dict[str, Passage]()
+    came = exchange(messages, wait) if messages else {}  # where nobody is asked nobody is waited for
     for edge, question in edges.items():
         data = came.get(edge)
         why = ""

@@ -62,6 +62,7 @@ class Nested(Federation):
         return self.exchange(messages, wait)
 
     def below(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        assert messages  # an exchange over Flower waits until one of those is there that are asked
         edges = {name: data for name, data in messages.items() if name in self.homes}
         sites = {name: data for name, data in messages.items() if name not in self.homes}
         return {**self.of_edges(edges, wait), **self.of_sites(sites, wait)}
