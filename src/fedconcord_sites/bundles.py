@@ -10,9 +10,7 @@ from torch import Tensor
 
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
-from fedconcord.method.contract import (
-    Tree,
-)
+from fedconcord.method.contract import Tree
 from fedconcord.method.contract.trees import raw
 from fedconcord.support.errors import UserError
 from fedconcord_sites.exchange import Exchange
@@ -106,8 +104,7 @@ def ask(
     answers, below = dict[str, Answer](), dict[str, Passage]()
     came = exchange(messages, wait) if messages else {}  # where nobody is asked nobody is waited for
     for edge, question in edges.items():
-        data = came.get(edge)
-        why = ""
+        data, why = came.get(edge), ""
         try:
             if data is None:
                 raise FrameError("it did not answer")

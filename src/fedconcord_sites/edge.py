@@ -129,14 +129,14 @@ class Edge:
             assert algorithm.phases.prelude is not None
             name, like, phase = "gradient", messages.x, phase._replace(contribute=algorithm.phases.prelude.contribute)
         cohort, marks = cohort_of(space, plan), frame.fields["replies"]
-        edges = {name: below for name, below in sorted(marks.items()) if isinstance(below, Mapping)}
+        edges = {edge: below for edge, below in sorted(marks.items()) if isinstance(below, Mapping)}
         questions = {edge: frame._replace(fields={**frame.fields, "replies": below}) for edge, below in edges.items()}
         form = form_of_total(phase, messages, cohort)
         came = self._ask(frame, questions, partial(total_of, form=form, device=space.device))
-        totals = [came.edges.get(edge, {edge: None}) for edge in edges]
+        totals = {edge: came.edges.get(edge, {}) for edge in edges}
         trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for total in totals:
-            wrong |= total if isinstance(total, Mapping) else {}
+        for edge, total in totals.items():
+            wrong |= (total or {edge: None}) if isinstance(total, Mapping) else {}
         for site, (client, mark) in ((site, mark) for site, mark in marks.items() if site not in edges):
             reply = self._replies.get(site, frame._replace(round=-1))
             if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
@@ -150,7 +150,9 @@ class Edge:
             return frame._replace(fields={"wrong": wrong, "below": came.below}, tensors={})
         places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
         shares = [phase.contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places]
-        return frame._replace(fields={"below": came.below}, tensors=codec.pack(TOTAL, tree_sum([*shares, *totals])))
+        return frame._replace(
+            fields={"below": came.below}, tensors=codec.pack(TOTAL, tree_sum([*shares, *totals.values()]))
+        )
 
     def _end(self, frame: Frame) -> Frame:
         self._is_over = True

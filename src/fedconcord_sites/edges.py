@@ -62,15 +62,14 @@ def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: S
         raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
     every = [name for below in edges.values() for name in below]
     for name in dict.fromkeys([*sites, *every]) if edges else ():
-        count, needed = every.count(name), 1 if name in sites else 0
+        count, what = every.count(name), "site" if name in sites else "edge server"
         if name not in sites and name not in edges:
             raise UserError(f"{name} is below an edge server and is neither a site nor an edge server; name it as one")
         if name in sites and name in edges:
             raise UserError(f"{name} is the name of a site and of an edge server; give each its own name")
-        if not needed <= count <= 1:
-            what = f"site {name}" if name in sites else f"edge server {name}"
+        if count > 1 or (name in sites and not count):
             raise UserError(
-                f"{what} is below {count} edge servers; name each of {', '.join(sites)} below one edge server"
+                f"{what} {name} is below {count} edge servers; name each of {', '.join(sites)} below one of them"
             )
     homes = {name: edge for edge, below in edges.items() for name in below}
     for edge, below in edges.items():
