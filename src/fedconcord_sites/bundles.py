@@ -130,8 +130,8 @@ def _passages(frame: Frame) -> dict[str, Passage]:
     """
     try:
         return {
-            str(edge): Passage(codec.whole(got), codec.whole(sent), str(why)[:300])
-            for edge, (got, sent, why) in frame.fields["below"].items()
+            str(edge): Passage(codec.whole(got), codec.whole(gave), str(why)[:300])
+            for edge, (got, gave, why) in frame.fields["below"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as broken:
         raise FrameError("it does not say what passed below it") from broken

@@ -147,8 +147,8 @@ class EdgeExchange:
         for edge, passage in came.below.items():
             if edge not in self.counts:
                 continue
-            got, sent, why = passage
-            self.counts[edge].update(asked=1, missed=bool(why), bytes_got=got, bytes_sent=sent)
+            got, gave, why = passage
+            self.counts[edge].update(asked=1, missed=bool(why), bytes_got=got, bytes_sent=gave)
             if why and edge not in self.away:
                 text = f"edge server {edge} is out with its sites {', '.join(self.sites_below(edge))}: {why}"
                 self.see(Event("missing", text, edge))

@@ -16,6 +16,7 @@ from test_flower_command import JOB, LIMIT, Refused, Trial, alone, flower, job, 
 from fedconcord.interface.cli.main import call
 from fedconcord.support.errors import UserError
 from fedconcord_flower.app import edges_of
+from fedconcord_flower.trial import Member, differences
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import Site
 
@@ -61,6 +62,16 @@ def test_edge_servers_are_named_with_their_sites(four: Path, refused: Refused) -
     assert call(["flower", "new", "deep", *new[2:], f"{TREE},land=north+south"]) == 0
     config = tomllib.loads((four / "deep" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert edges_of(config["edges"]) == {**edges_of(TREE), "land": ["north", "south"]}
+
+
+def test_what_is_compared_before_a_trial_goes_through_all_tiers(four: Path) -> None:
+    """Also with a site that comes later, whose rows are counted and which is not asked."""
+    text, edges = (four / "job.toml").read_text(), edges_of(f"{TREE},land=north+south")
+    members = [Member(name, four / f"{name}.csv", name == "davos") for name in NAMES]
+    assert differences(text, members, four / "checked", edges=edges) == []
+    (four / "chur.csv").write_text("years,height,ill\n1,2,0\n2,1,1\n3,1,1\n")
+    sentences = differences(text, members, four / "checked", edges=edges)
+    assert any("chur" in one for one in sentences), sentences
 
 
 @pytest.mark.flower

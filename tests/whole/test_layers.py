@@ -84,7 +84,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # sums of one layer's inputs, and statistics of batch normalisation that others made (17)
         # batches that are parts of a pass, as many at every client, and what privacy accounts batches by (40)
         # factors from a first step (Fed-SB): 41
-        11873,
+        11871,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),

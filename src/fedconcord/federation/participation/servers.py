@@ -32,9 +32,7 @@ class Edges(NamedTuple):
 
     counts: tuple[int, ...]  # servers of each tier, the clients' first
     lost: float  # probability that a server of them is lost in a round
-    above: Callable[[int, np.ndarray], np.ndarray]
-    """(seed, ids [S]) -> [S, T] int64, the server above each of these clients in each tier. Below 0 for none: then it
-    is another number for each client, whose message passes alone."""
+    above: Callable[[int, np.ndarray], np.ndarray]  # (seed, ids [S]) -> [S, T] int64, each client's server in each tier
     identity: Identity = UNNAMED
 
     def losses(self, seed: int, round: int, ids: np.ndarray) -> tuple[np.ndarray, float]:
@@ -50,7 +48,7 @@ class Edges(NamedTuple):
 
 
 def distinct(servers: np.ndarray) -> tuple[int, ...]:
-    """How many servers of each tier [T] there are among these [S, T]."""
+    """How many servers of each tier [T] there are among these [S, T]; -1 - k is none, of the k-th client alone."""
     return tuple(len(np.unique(column[column >= 0])) for column in servers.T)
 
 
