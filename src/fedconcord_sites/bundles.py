@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,14 +23,22 @@ KINDS = {PASS: "passed", TOTAL: TOTAL, END: END}  # of what an edge is asked, an
 Answer = TypeVar("Answer")
 
 
+def pooled(frame: Frame, pool: dict[tuple[str, str, bytes], Tensor]) -> Frame:
+    """The frame with the tensors of a pool, to which those are added that it did not have."""
+    return frame._replace(tensors={name: pool.setdefault(_content(one), one) for name, one in frame.tensors.items()})
+
+
+def _content(tensor: Tensor) -> tuple[str, str, bytes]:
+    return str(tensor.dtype), str(tensor.shape), hashlib.blake2b(raw(tensor).numpy().data).digest()
+
+
 def bundle(frames: Mapping[str, Frame]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Frames by site as the fields and tensors of one; equal tensors are one."""
     places, tensors, heads = dict[tuple[str, str, bytes], str](), dict[str, Tensor](), dict[str, Any]()
     for site, frame in frames.items():
         names = {}
         for name, tensor in frame.tensors.items():
-            content = (str(tensor.dtype), str(tensor.shape), raw(tensor).numpy().tobytes())
-            names[name] = places.setdefault(content, str(len(places)))
+            names[name] = places.setdefault(_content(tensor), str(len(places)))
             tensors.setdefault(names[name], tensor)
         heads[site] = [*frame[:4], dict(frame.fields), names]
     return {"frames": heads}, tensors

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedconcord.execution.job import Job
 from fedconcord.execution.messages import codec
@@ -45,7 +46,7 @@ from fedconcord.method.contract.identity import Identity
 from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
-from fedconcord_sites.bundles import END, PASS, TOTAL, Answer, ask, bundle, number_like, total_of, unbundled
+from fedconcord_sites.bundles import END, PASS, TOTAL, Answer, ask, bundle, number_like, pooled, total_of, unbundled
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, is_secure
 from fedconcord_sites.policy import job_digest
@@ -121,8 +122,9 @@ class EdgeExchange:
 
     def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
         """As `Exchange` says."""
-        frames = self._down(PASS, tops_of(self.edges), {site: codec.read(data) for site, data in messages.items()})
-        answers = self.ask(frames, wait, unbundled)
+        pool: dict[tuple[str, str, bytes], Tensor] = {}  # a model is here once, and in each of these messages
+        frames = {site: pooled(codec.read(data), pool) for site, data in messages.items()}
+        answers = self.ask(self._down(PASS, tops_of(self.edges), frames), wait, unbundled)
         return {s: codec.write(one) for edge, each in answers.items() for s, one in each.items() if edge in self.way(s)}
 
     def _down(self, kind: str, edges: Iterable[str], frames: Mapping[str, Frame]) -> dict[str, Frame]:

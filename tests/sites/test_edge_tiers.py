@@ -1,5 +1,6 @@
 """Edge servers above edge servers, at any depth: the run is that of one server; a total goes up from each of them."""
 
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.support.errors import UserError
 from fedconcord_sites.edge import Edge
-from fedconcord_sites.edges import homes_of, tops_of
+from fedconcord_sites.edges import EdgeExchange, homes_of, tops_of
 from fedconcord_sites.form import source_of
 from fedconcord_sites.serve import check
 
@@ -304,3 +305,18 @@ def test_where_an_edge_stands() -> None:
     job = source_of('method = "fedavg"\n')
     assert tops_of(UNEQUAL) == ["land", "west"]
     assert homes_of(UNEQUAL, SITES, job) == {"north": "land", "bern": "land", "basel": "north", "chur": "west"}
+
+
+def test_the_root_has_a_model_once_beside_its_messages() -> None:
+    """Of 40 messages with one model, four copies at most are made beside them: in the pool, and as they are written."""
+    names, x = [f"s{k}" for k in range(40)], torch.ones(50_000, dtype=torch.float64)
+    edges = {"north": names[:20], "south": names[20:], "land": ["north", "south"]}
+    job, asked = source_of('method = "fedavg"\n'), list[Mapping[str, bytes]]()
+    root = EdgeExchange(edges, names, lambda messages, wait: asked.append(messages) or {}, job, lambda event: None)
+    messages = {name: codec.write(Frame("orders", "f", 3, k, {}, {"x": x})) for k, name in enumerate(names)}
+    tracemalloc.start()
+    assert root(messages, 1.0) == {}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(len(data) for each in asked for data in each.values()) < 1.1 * 8 * len(x)
+    assert peak < 5 * 8 * len(x)
