@@ -42,6 +42,7 @@ MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py", "tests/sites/test_jury.py")
 NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 EDGES = ("tests/sites/test_edges.py", "-m", "not slow")
+TIERS = ("tests/sites/test_edge_tiers.py",)
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -513,7 +514,8 @@ MUTATIONS: dict[str, Mutation] = {
             Edit(
                 "../fedconcord_sites/edges.py",
                 "            return None\n        for i in replies:",
-                "            totals = [t for t in totals if not isinstance(t, Mapping)]\n        for i in replies:",
+                "            totals = {e: t for e, t in totals.items() if not isinstance(t, Mapping)}\n"
+                "        for i in replies:",
             ),
         ),
         EDGES,
@@ -531,6 +533,24 @@ MUTATIONS: dict[str, Mutation] = {
     "edges: a site is blamed for what its edge lost": Mutation(
         (Edit("../fedconcord_sites/edge.py", "wrong[site] = None  # the edge", 'wrong[site] = "lost"  # the edge'),),
         EDGES,
+    ),
+    "edges: one total of those below": Mutation(
+        (Edit("../fedconcord_sites/edge.py", "[*shares, *totals.values()]", "[*shares, *totals.values()][:1]"),),
+        TIERS,
+    ),
+    "edges: who adds up nothing of a lost edge says so to nobody": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/edge.py",
+                "{edge: came.edges.get(edge, {}) for edge in edges}",
+                "{edge: came.edges[edge] for edge in edges if edge in came.edges}",
+            ),
+        ),
+        TIERS,
+    ),
+    "edges: tiers are counted from the sites": Mutation(
+        (Edit("../fedconcord_sites/edges.py", "row[len(row) - len(way) :] = way", "row[: len(way)] = way"),),
+        TIERS,
     ),
     "sites: a reply counts by the update that it is in": Mutation(
         (Edit("execution/messages/server.py", "(plan.round_of(k), self._replies[i].fingerprint)", "(plan.round, 0)"),),

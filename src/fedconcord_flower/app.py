@@ -26,7 +26,9 @@ class Order(NamedTuple):
     resume: bool  # continue the results in the folder
     events: str  # a file at the server that gets a line a round, or ''
     later: Mapping[str, int] = MappingProxyType({})  # of the sites those that may come after round 0, and their rows
-    edges: Mapping[str, Sequence[str]] = MappingProxyType({})  # edge server -> the sites below it; none if none
+    edges: Mapping[str, Sequence[str]] = MappingProxyType(
+        {}
+    )  # edge server -> the sites and edge servers right below it
     edge: str = ""  # of an edge server, the folder that it shares with its SuperNode; '' at the root
 
 
@@ -81,7 +83,7 @@ def later_of(text: str, sites: Sequence[str]) -> dict[str, int]:
 
 
 def edges_of(text: str) -> dict[str, list[str]]:
-    """Edge servers and the sites below each, of 'NAME=SITE+SITE,...'.
+    """Edge servers and the sites and edge servers right below each, of 'NAME=SITE+SITE,...'.
 
     Raises:
         UserError: it is of another form.

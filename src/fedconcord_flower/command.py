@@ -36,9 +36,7 @@ Sites = Annotated[str | None, option(SITES, "FILE,...")]
 LATER = "Sites' files whose SuperNodes start after round 1, separated by commas; --sites has the others."
 Wait = Annotated[float, option("Seconds to wait for the answer of a site. [600]", "SECONDS")]
 Limit = Annotated[float, option("Seconds to wait until all sites are there. [600]", "SECONDS")]
-Tree = Annotated[
-    str, option("Edge servers between the sites and the root, with the sites of each.", "NAME=SITE+SITE,...")
-]
+Tree = Annotated[str, option("Edge servers, each with the sites or edge servers right below it.", "NAME=SITE+SITE,...")]
 Rules = Annotated[str, option("File of the policy of the site, by `fedconcord flower policy`.", "FILE")]
 Port = Annotated[int, option("Port of the server. [8443]", "PORT")]
 
@@ -70,6 +68,8 @@ def try_(
         from fedconcord.support.files import free_folder
         from fedconcord_flower import keys, trial
         from fedconcord_flower.app import edges_of
+        from fedconcord_sites.edges import homes_of
+        from fedconcord_sites.form import source_of
         from fedconcord_sites.policy import USUAL, read
 
     edges = edges_of(tree)
@@ -79,12 +79,12 @@ def try_(
     settings = _settings(given, None if resume is None else trial.job_of(place), trust)
     members = _members(sites, settings, given["clients"] is not None)
     if later is not None:
-        if edges:
-            raise UserError("--later and --tree exclude each other in a trial; leave one of them out")
         if sites is None:
             raise UserError("--later names files of sites that come later; give the files of the others by --sites")
         members += [one._replace(later=True) for one in _members(later, settings, False)]
-    keys.check_names([*(one.name for one in members), *edges])
+    names = [one.name for one in members]
+    keys.check_names([*names, *edges])
+    homes_of(edges, names, source_of(settings))
     if resume is None:
         refuse_taken(folder)
         with TemporaryDirectory() as checked:

@@ -83,7 +83,7 @@ def server(settings: str) -> ServerApp:
     Its run configuration names `sites` (separated by commas), `folder` (of the results), `wait` (seconds for an
     answer), `resume`, `check` (compare server and sites, train nothing), `events` (a file that gets lines of JSON,
     or ""), `later` (NAME=ROWS of sites that may come after round 0, separated by commas), `edges` (NAME=SITE+SITE of
-    edge servers), and at one of these `edge` (the folder that it shares with its SuperNode).
+    edge servers, a site or an edge server), and at one of these `edge` (the folder that it shares with its SuperNode).
     """
     imports.trust(settings)  # an app is code: who lets it in lets in what it names
     app = ServerApp()
@@ -92,6 +92,7 @@ def server(settings: str) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from fedconcord_flower.app import edges_of, later_of
         from fedconcord_sites.edge import Edge
+        from fedconcord_sites.edges import tops_of
         from fedconcord_sites.serve import check, serve
 
         config = context.run_config
@@ -103,7 +104,7 @@ def server(settings: str) -> ServerApp:
             return Edge(settings, exchange).attend(Path(str(config["edge"])))
         try:
             later, edges = later_of(str(config["later"]), sites), edges_of(str(config["edges"]))
-            exchange.gather([*edges] or [name for name in sites if name not in later], wait)
+            exchange.gather(tops_of(edges) or [name for name in sites if name not in later], wait)
             if config["check"]:
                 return tell({"differences": check(settings, sites, exchange, wait, later, edges)})
             see, flow = (lambda event: tell(plain(event))), exchange.flow

@@ -20,6 +20,7 @@ from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, check_loopback, environment, free_port, lost_sentence
 from fedconcord_sites import policy
 from fedconcord_sites.edge import Edge
+from fedconcord_sites.edges import tops_of
 from fedconcord_sites.form import input_settings, source_of
 from fedconcord_sites.overview import Overview, overview
 from fedconcord_sites.serve import NO_EDGES, check
@@ -56,12 +57,13 @@ class Trial(NamedTuple):
     wait: float  # seconds for an answer
     resume: bool
     policy: Path | None = None  # of every site; the usual one if none
-    edges: Mapping[str, Sequence[str]] = NO_EDGES  # edge server -> the sites below it; none if none
+    edges: Mapping[str, Sequence[str]] = NO_EDGES  # edge server -> the sites and edge servers right below it
 
 
 class Tier(NamedTuple):
     """A SuperLink with those who come to it, and the run that was submitted to it."""
 
+    members: Sequence[Node]  # those who come
     control: grid.Control
     nodes: Nodes
     number: int
@@ -102,21 +104,18 @@ def differences(
         UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
     """
     ring = _keys(place / "keys", members)
-    sites_found = {
+    ends: dict[str, Site | Edge] = {
         one.name: Site(settings, one.data or NAMED, place / one.name, one.name, policy=rules, keys=ring)
         for one in members
         if not one.later
     }
 
     def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
-        return {name: sites_found[name].answer(data) for name, data in messages.items()}
+        return {name: ends[name].answer(data) for name, data in messages.items()}
 
-    servers = {name: Edge(settings, exchange) for name in edges}
-
-    def through(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
-        return {name: servers[name].answer(data) for name, data in messages.items()}
-
-    return check(settings, list(sites_found), through if edges else exchange, 0.0, edges=edges)
+    ends |= {name: Edge(settings, exchange) for name in edges}
+    rows = _rows(settings, members)
+    return check(settings, [one.name for one in members], exchange, 0.0, rows, edges)
 
 
 def run(trial: Trial, tell: Tell) -> Finished:
@@ -147,21 +146,25 @@ def _once(trial: Trial, tell: Tell) -> Finished:
     began.mkdir(parents=True)
     events = began / "events.jsonl"
     ring = _keys(trial.place / "keys", [*trial.members, *(Member(name, None) for name in trial.edges)])
-    sites = {member.name: _node(trial, ring, member) for member in trial.members}
-    later = [member for member in trial.members if member.later]
-    rows = {member.name: _rows(trial.settings, member) for member in later}
+    ends = {member.name: _node(trial, ring, member) for member in trial.members}
+    later = [ends[member.name] for member in trial.members if member.later]
+    for name in trial.edges:
+        ends[name] = _node(trial, ring, Member(name, None))._replace(edge=_meeting(trial, name))
     results, see = str(trial.folder.resolve()), str(events.resolve())
+    rows = _rows(trial.settings, trial.members)
     order = Order(names, results, trial.wait, trial.resume, see, rows, trial.edges)
+    tops = tops_of(trial.edges)
+    from_above = [*tops]  # an edge after the one above it
+    for name in from_above:
+        from_above += [one for one in trial.edges[name] if one in trial.edges]
     with ExitStack() as opened:
-        edges = [
-            Below(trial, name, began / name, [sites[one] for one in trial.edges[name]], tell) for name in trial.edges
-        ]
-        for edge in edges:
-            opened.callback(edge.opened.close)
-            edge.start()
-        above = [_node(trial, ring, Member(name, None))._replace(edge=_meeting(trial, name)) for name in trial.edges]
-        comers, there = [sites[one.name] for one in later], above or [*sites.values()]
-        _follow(_tier(opened, trial, "", began, order, there, comers, tell), edges, events, comers)
+        edges = list[Below]()
+        for name in reversed(from_above):
+            edges.append(Below(trial, name, began / name, [ends[one] for one in trial.edges[name]], later, tell))
+            opened.callback(edges[-1].opened.close)
+            edges[-1].start()
+        there = [ends[name] for name in tops or names]
+        _follow(_tier(opened, trial, "", began, order, there, later, tell), edges, events, later)
     return finished(trial.folder)
 
 
@@ -181,7 +184,7 @@ def _tier(
         opened: ends it with all its processes.
         name: of the edge server; '' for the root.
         began: a new folder for its certificate and its app.
-        later: of the nodes those that are started later.
+        later: nodes that are not started yet.
     """
     write_app(began / "app", trial.settings, order)
     files = keys.write_server(began, ["localhost", HOST])
@@ -196,14 +199,16 @@ def _tier(
             watched.start(node)
     watched.start_worker()
     _join(watched, [node.name for node in nodes if node not in later], trial.limit)
-    return Tier(control, watched, control.submit(began / "app"))
+    return Tier(nodes, control, watched, control.submit(began / "app"))
 
 
 class Below:
-    """An edge server with the sites below it, which is started again where one of its processes ended."""
+    """An edge server with those right below it, which is started again where one of its processes ended."""
 
-    def __init__(self, trial: Trial, name: str, began: Path, nodes: Sequence[Node], tell: Tell) -> None:
-        self.trial, self.name, self.began, self.nodes, self.tell = trial, name, began, nodes, tell
+    def __init__(
+        self, trial: Trial, name: str, began: Path, nodes: Sequence[Node], later: Sequence[Node], tell: Tell
+    ) -> None:
+        self.trial, self.name, self.began, self.nodes, self.later, self.tell = trial, name, began, nodes, later, tell
         self.starts, self.opened = 0, ExitStack()
 
     def start(self) -> None:
@@ -212,7 +217,7 @@ class Below:
         began, sites = self.began.with_name(f"{self.name}-{self.starts}"), [node.name for node in self.nodes]
         began.mkdir()
         order = Order(sites, "", self.trial.wait, False, "", edge=str(_meeting(self.trial, self.name)))
-        self.tier = _tier(self.opened, self.trial, self.name, began, order, self.nodes, (), self.tell)
+        self.tier = _tier(self.opened, self.trial, self.name, began, order, self.nodes, self.later, self.tell)
 
     def look(self) -> None:
         """See that all is there, or start it again."""
@@ -222,7 +227,7 @@ class Below:
             if status == FINISHED and not details.startswith("completed"):
                 raise LostError(f"its app {details or 'failed'}")
         except LostError as lost:
-            self.tell({"say": f"edge server {self.name}: {lost}; it is started again, with its sites"})
+            self.tell({"say": f"edge server {self.name}: {lost}; it is started again, with what is below it"})
             self.opened.close()
             self.start()
 
@@ -247,14 +252,15 @@ def _node(trial: Trial, ring: Path, member: Member) -> Node:
     )
 
 
-def _rows(settings: str, member: Member) -> int:
-    """How many rows a member's file has, which a site that comes later has to say before round 0.
+def _rows(settings: str, members: Sequence[Member]) -> dict[str, int]:
+    """How many rows the files of those have that come later, which has to be said before round 0.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: a file cannot be read.
     """
-    assert member.data is not None, "a site that comes later has a file"
-    return federated.open_file(member.data, input_settings(source_of(settings))).rows
+    reading = input_settings(source_of(settings))
+    files = {one.name: one.data for one in members if one.later and one.data is not None}
+    return {name: federated.open_file(path, reading).rows for name, path in files.items()}
 
 
 def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[Link, grid.Control]:
@@ -293,15 +299,15 @@ def _join(nodes: Nodes, sites: Sequence[str], limit: float) -> None:
         time.sleep(PAUSE)
 
 
-def _follow(root: Tier, edges: Sequence[Below], events: Path, later: Sequence[Node]) -> None:
-    """Tell what happens until the run is over, and start those that come later after round 1.
+def _follow(root: Tier, edges: Sequence[Below], events: Path, later: list[Node]) -> None:
+    """Tell what happens until the run is over, and start those that come later after round 1: none is later then.
 
     Raises:
         CutError: the SuperLink ended after a round.
         LostError: it failed.
         UserError: the server's half refused the job.
     """
-    control, nodes, number = root
+    _, control, nodes, number = root
     lines_read, status, details, rounds = 0, "", "", 0
     while status != FINISHED:
         for edge in edges:
@@ -321,9 +327,10 @@ def _follow(root: Tier, edges: Sequence[Below], events: Path, later: Sequence[No
             nodes.tell(event)
             rounds += "round" in event
             if later and event.get("round", 0) > 0:
-                for node in later:
-                    nodes.start(node)
-                later = ()
+                for tier in (root, *(edge.tier for edge in edges)):
+                    for node in (one for one in tier.members if one in later):
+                        tier.nodes.start(node)
+                later.clear()
         lines_read = len(lines)
         time.sleep(0 if status == FINISHED else PAUSE)
     if not details.startswith("completed"):

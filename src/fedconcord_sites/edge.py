@@ -1,10 +1,11 @@
-"""An edge server's half: sites are asked what the root asks, and their replies kept and added up."""
+"""An edge server's half: what is below it is asked what the root asks, and replies kept and added up."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor
 from fedconcord.execution.job import Job
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.sums import form_of_total
 from fedconcord.method.contract import (
     PRELUDE,
+    Phase,
     Plan,
     Tree,
     cohort_of,
@@ -26,7 +29,19 @@ from fedconcord.method.contract import (
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.support.errors import UserError
 from fedconcord_sites import mailbox
-from fedconcord_sites.edges import END, TOTAL, bundle, number_like, unbundled
+from fedconcord_sites.bundles import (
+    END,
+    KINDS,
+    PASS,
+    TOTAL,
+    Answer,
+    Came,
+    ask,
+    bundle,
+    number_like,
+    total_of,
+    unbundled,
+)
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, shell, source_of
 from fedconcord_sites.policy import job_digest
@@ -44,11 +59,11 @@ def _lengths(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Edge:
-    """Answers the root for the sites below it.
+    """Answers the root, or the edge above it, for the sites and edges below it.
 
     Args:
         settings: the job's, as TOML text, which are the root's.
-        exchange: with its sites.
+        exchange: with what is right below it.
 
     Raises:
         UserError: the settings are wrong.
@@ -66,7 +81,7 @@ class Edge:
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message of the root; one that is damaged or of another job is refused in it."""
-        frame, handlers = Frame("unreadable", "", 0, 0), {"pass": self._pass, TOTAL: self._total, END: self._end}
+        frame, handlers = Frame("unreadable", "", 0, 0), {PASS: self._pass, TOTAL: self._total, END: self._end}
         try:
             frame = codec.read(data)
             if frame.fields.get("job") != job_digest(self.source):
@@ -81,12 +96,17 @@ class Edge:
         questions = unbundled(frame)
         if any(one.kind in STAYS for one in questions.values()):
             self._replies = {}
-        messages = {site: codec.write(one) for site, one in questions.items()}
-        answers = self.exchange(messages, float(frame.fields["wait"]))
-        most = codec.whole(frame.fields["most"])
-        frames = {s: self._upward(s, one, answers[s], most) for s, one in questions.items() if s in answers}
+        came, most = self._ask(frame, questions, unbundled), codec.whole(frame.fields["most"])
+        frames = {site: self._upward(site, questions[site], data, most) for site, data in came.sites.items()}
+        for answers in came.edges.values():
+            frames |= answers
         fields, tensors = bundle(frames)
-        return frame._replace(kind="passed", fields=fields, tensors=tensors)
+        return frame._replace(kind=KINDS[frame.kind], fields={**fields, "below": came.below}, tensors=tensors)
+
+    def _ask(self, frame: Frame, questions: Mapping[str, Frame], read: Callable[[Frame], Answer]) -> Came[Answer]:
+        """What comes of a message from above, in an exchange of as many seconds as it says."""
+        head = {name: frame.fields[name] for name in ("job", "most")}
+        return ask(self.exchange, questions, frame.round, head, float(frame.fields["wait"]), read)
 
     def _upward(self, site: str, question: Frame, data: bytes, most: int) -> Frame:
         """What goes up of a site's answer."""
@@ -100,16 +120,24 @@ class Edge:
         return answer._replace(tensors=_lengths(answer.tensors))
 
     def _total(self, frame: Frame) -> Frame:
-        """The total of the replies that count; where one of them is not what it must be, which and why."""
+        """The total of the replies that count, here and below; where one is not what it must be, which and why."""
         values: dict[str, Any] = {**frame.fields["plan"], **{k: leaf.numpy() for k, leaf in frame.tensors.items()}}
         plan, job = Plan(**values), self._job(frame.fields["form"], frame.fields["clients"])
         algorithm, space, messages = job.algorithm, space_of(job.problem), forms(job.algorithm, job.problem.init(0))
-        name, like, contribute = "up", messages.up, algorithm.contribute
-        if frame.fields["phase"] == PRELUDE:
+        name, like, phase = "up", messages.up, Phase(frame.fields["phase"], (), (), algorithm.contribute)
+        if phase.number == PRELUDE:
             assert algorithm.phases.prelude is not None
-            name, like, contribute = "gradient", messages.x, algorithm.phases.prelude.contribute
+            name, like, phase = "gradient", messages.x, phase._replace(contribute=algorithm.phases.prelude.contribute)
+        cohort, marks = cohort_of(space, plan), frame.fields["replies"]
+        edges = {edge: below for edge, below in sorted(marks.items()) if isinstance(below, Mapping)}
+        questions = {edge: frame._replace(fields={**frame.fields, "replies": below}) for edge, below in edges.items()}
+        form = form_of_total(phase, messages, cohort)
+        came = self._ask(frame, questions, partial(total_of, form=form, device=space.device))
+        totals = {edge: came.edges.get(edge, {}) for edge in edges}
         trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for site, (client, mark) in frame.fields["replies"].items():
+        for edge, total in totals.items():
+            wrong |= (total or {edge: None}) if isinstance(total, Mapping) else {}
+        for site, (client, mark) in ((site, mark) for site, mark in marks.items() if site not in edges):
             reply = self._replies.get(site, frame._replace(round=-1))
             if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
                 wrong[site] = None  # the edge was started anew in between, and the site is not to blame
@@ -119,15 +147,16 @@ class Edge:
             except FrameError as why:
                 wrong[site] = str(why)
         if wrong:
-            return frame._replace(fields={"wrong": wrong}, tensors={})
+            return frame._replace(fields={"wrong": wrong, "below": came.below}, tensors={})
         places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
-        cohort = cohort_of(space, plan)
-        total = tree_sum(contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places)
-        return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
+        shares = [phase.contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places]
+        return frame._replace(
+            fields={"below": came.below}, tensors=codec.pack(TOTAL, tree_sum([*shares, *totals.values()]))
+        )
 
     def _end(self, frame: Frame) -> Frame:
         self._is_over = True
-        return frame._replace(fields={})
+        return self._pass(frame)
 
     def _job(self, form: Mapping[str, Any], clients: int) -> Job:
         key = json.dumps([form, clients])

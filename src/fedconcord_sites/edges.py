@@ -7,6 +7,9 @@ root, which weighs those who replied anywhere, names whose replies count, by rou
 with the weights of the whole cohort: one vector an edge. Where an edge or half of one is lost in between, the others
 are asked for their totals again, by the weights of who is left.
 
+Below an edge may be edges, at any depth, which it asks as the root asks it (`ask`): down goes a bundle within a bundle,
+up what an edge gets of those below it with its own, and one total of all. Only the root knows the tree.
+
 An edge keeps nothing: rows are at the sites, pending until the root's next orders say that a reply counted, and those
 of a lost edge never hear it.
 """
@@ -14,9 +17,10 @@ of a lost edge never hear it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +28,7 @@ from torch import Tensor
 
 from fedconcord.execution.job import Job
 from fedconcord.execution.messages import codec
-from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.codec import Frame
 from fedconcord.execution.messages.server import RemoteServer, Reply
 from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, say_far
 from fedconcord.federation.participation.schedule import Schedule
@@ -38,91 +42,65 @@ from fedconcord.method.contract import (
     tree_map,
     tree_sum,
 )
-from fedconcord.method.contract.trees import raw
+from fedconcord.method.contract.identity import Identity
 from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
+from fedconcord_sites.bundles import END, PASS, TOTAL, Answer, ask, bundle, number_like, pooled, total_of, unbundled
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, is_secure
 from fedconcord_sites.policy import job_digest
 from fedconcord_sites.site_link import SLACK, SiteLink
 
-SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
-TOTAL = "total"
-END = "end"  # of the run: what an edge is told last
-Answer = TypeVar("Answer")
-
-
-# -- messages between the root and an edge -----------------------------------------------------------------------------
-
-
-def bundle(frames: Mapping[str, Frame]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Frames by site as the fields and tensors of one; equal tensors are one."""
-    places, tensors, heads = dict[tuple[str, str, bytes], str](), dict[str, Tensor](), dict[str, Any]()
-    for site, frame in frames.items():
-        names = {}
-        for name, tensor in frame.tensors.items():
-            content = (str(tensor.dtype), str(tensor.shape), raw(tensor).numpy().tobytes())
-            names[name] = places.setdefault(content, str(len(places)))
-            tensors.setdefault(names[name], tensor)
-        heads[site] = [*frame[:4], dict(frame.fields), names]
-    return {"frames": heads}, tensors
-
-
-def unbundled(frame: Frame) -> dict[str, Frame]:
-    """The inverse of `bundle`, of a frame with these fields and tensors.
-
-    Raises:
-        FrameError: it has none.
-    """
-    try:
-        return {
-            str(site): Frame(
-                *(str(kind), str(run), int(round), int(client)),
-                dict(fields),
-                {name: frame.tensors[place] for name, place in names.items()},
-            )
-            for site, (kind, run, round, client, fields, names) in frame.fields["frames"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as broken:
-        raise FrameError("no bundle of frames") from broken
-
-
-def number_like(leaf: Tensor) -> Tensor:
-    """Room for one number, [1] float64, or [] of a number."""
-    return torch.empty((1,) * bool(leaf.ndim), dtype=torch.float64)
-
-
-# -- at the root -------------------------------------------------------------------------------------------------------
-
 
 def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: Source) -> dict[str, str]:
-    """The edge above each site.
+    """The edge above each site, and above each edge that is not right below the root.
 
     Raises:
-        UserError: a site has none, or several, or the job has secure sums.
+        UserError: a site has none, or several, edges are no tree, or the job has secure sums.
     """
     if edges and is_secure(source):
         raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
-    every = [site for below in edges.values() for site in below]
-    for site in dict.fromkeys([*sites, *every]) if edges else ():
-        if (count := every.count(site)) != 1 or site not in sites:
-            what = f"is below {count} edge servers" if site in sites else "of an edge server is none of the sites"
-            raise UserError(f"site {site} {what}; name each of {', '.join(sites)} below one edge server")
-    return {site: edge for edge, below in edges.items() for site in below}
+    every = [name for below in edges.values() for name in below]
+    for name in dict.fromkeys([*sites, *every]) if edges else ():
+        count, what = every.count(name), "site" if name in sites else "edge server"
+        if name not in sites and name not in edges:
+            raise UserError(f"{name} is below an edge server and is neither a site nor an edge server; name it as one")
+        if name in sites and name in edges:
+            raise UserError(f"{name} is the name of a site and of an edge server; give each its own name")
+        if count > 1 or (name in sites and not count):
+            raise UserError(
+                f"{what} {name} is below {count} edge servers; name each of {', '.join(sites)} below one of them"
+            )
+    homes = {name: edge for edge, below in edges.items() for name in below}
+    for edge, below in edges.items():
+        if not below:
+            raise UserError(f"edge server {edge} has nothing below it; name its sites or edge servers, or leave it out")
+        way = [edge]
+        while (home := homes.get(way[-1])) is not None and home not in way:
+            way.append(home)
+        if home == edge:
+            raise UserError(f"edge server {edge} is below itself, by {' and '.join(way)}; one has to be below none")
+    return homes
+
+
+def tops_of(edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """The edges right below the root."""
+    return [edge for edge in edges if not any(edge in below for below in edges.values())]
 
 
 class EdgeExchange:
     """The root's `Exchange` with sites by way of their edges.
 
     Args:
-        homes: edge -> the sites below it; each of `sites` is below one.
-        exchange: with edges.
+        homes: edge -> the sites and edges right below it; each of `sites` is below one.
+        exchange: with the edges that are below none.
         source: the job's settings, which edges have too.
         see: is told of edges that are lost.
 
     Attributes:
-        counts: by edge how often it was asked and did not answer, and bytes that it sent and got.
+        counts: by edge how often it was asked and did not answer, and bytes that it sent and got; of one below another
+            as that one says, which where it is lost says nothing.
         most: bytes of a site's answer, beyond which its edge refuses it.
 
     Raises:
@@ -138,69 +116,65 @@ class EdgeExchange:
         see: Callable[[Event], None],
     ) -> None:
         self.edge_of = homes_of(homes, sites, source)
-        self.edges, self.exchange, self.see = [*homes], exchange, see
+        self.edges, self.exchange, self.see, self.sites = {**homes}, exchange, see, [*sites]
         self.job, self.number, self.away, self.most = job_digest(source), 0, set[str](), 2**27
         self.counts = {edge: Counter(asked=0, missed=0, bytes_sent=0, bytes_got=0) for edge in homes}
 
     def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
         """As `Exchange` says."""
-        below: dict[str, dict[str, Frame]] = {}
-        for site, data in messages.items():
-            below.setdefault(self.edge_of[site], {})[site] = codec.read(data)
-        frames = {}
-        for edge, of_site in below.items():
-            fields, tensors = bundle(of_site)
-            frames[edge] = Frame("pass", "", 0, 0, {**fields, "wait": SHARE * wait, "most": self.most}, tensors)
-        answers = self.ask(frames, "passed", wait, unbundled)
-        return {s: codec.write(one) for edge, each in answers.items() for s, one in each.items() if s in below[edge]}
+        pool: dict[tuple[str, str, bytes], Tensor] = {}  # a model is here once, and in each of these messages
+        frames = {site: pooled(codec.read(data), pool) for site, data in messages.items()}
+        answers = self.ask(self._down(PASS, tops_of(self.edges), frames), wait, unbundled)
+        return {s: codec.write(one) for edge, each in answers.items() for s, one in each.items() if edge in self.way(s)}
 
-    def ask(
-        self, frames: Mapping[str, Frame], kind: str, wait: float, read: Callable[[Frame], Answer]
-    ) -> dict[str, Answer]:
-        """One message to each of these edges, and what is read of the answers of this kind that came.
+    def _down(self, kind: str, edges: Iterable[str], frames: Mapping[str, Frame]) -> dict[str, Frame]:
+        """What these edges are sent, so that these frames come to sites; at the end of a run all edges are sent it."""
+        questions = {}
+        for edge in edges:
+            children = self.edges[edge]
+            below = {name: frames[name] for name in children if name in frames}
+            below |= self._down(kind, [name for name in children if name in self.edges], frames)
+            if below or kind == END:
+                questions[edge] = Frame(kind, "", 0, 0, *bundle(below))
+        return questions
+
+    def ask(self, frames: Mapping[str, Frame], wait: float, read: Callable[[Frame], Answer]) -> Mapping[str, Answer]:
+        """One message to each of these edges, and what is read of the answers that came.
 
         Raises:
             UserError: an edge refuses, in its words.
         """
         self.number += 1
-        messages = {
-            edge: codec.write(one._replace(round=self.number, fields={**one.fields, "job": self.job}))
-            for edge, one in frames.items()
-        }
-        answers, came = dict[str, Answer](), self.exchange(messages, wait)
-        for edge, message in messages.items():
-            data, count = came.get(edge), self.counts[edge]
-            count.update(asked=1, missed=data is None, bytes_got=len(message), bytes_sent=len(data or b""))
-            try:
-                if data is None:
-                    raise FrameError("it did not answer")
-                answer = codec.read(data)
-                if answer.kind == "refused":
-                    raise UserError(f"edge server {edge} refuses: {str(answer.fields.get('why'))[:300]}")
-                if (answer.kind, answer.round) != (kind, self.number):
-                    raise FrameError("an answer to another question")
-                answers[edge] = read(answer)
-                self.away.discard(edge)
-            except FrameError as lost:
-                if edge not in self.away:
-                    text = f"edge server {edge} is out with its sites {', '.join(self._below(edge))}: {lost}"
-                    self.see(Event("missing", text, edge))
-                self.away.add(edge)
-        return answers
+        came = ask(self.exchange, frames, self.number, {"job": self.job, "most": self.most}, wait, read)
+        for edge, passage in came.below.items():
+            if edge not in self.counts:
+                continue
+            got, gave, why = passage
+            self.counts[edge].update(asked=1, missed=bool(why), bytes_got=got, bytes_sent=gave)
+            if why and edge not in self.away:
+                text = f"edge server {edge} is out with its sites {', '.join(self.sites_below(edge))}: {why}"
+                self.see(Event("missing", text, edge))
+            (self.away.add if why else self.away.discard)(edge)
+        return came.edges
 
-    def _below(self, edge: str) -> list[str]:
-        return [site for site, home in self.edge_of.items() if home == edge]
+    def way(self, name: str) -> list[str]:
+        """The edges above a site or an edge, from below."""
+        home = self.edge_of.get(name)
+        return [] if home is None else [home, *self.way(home)]
+
+    def sites_below(self, edge: str) -> list[str]:
+        return [site for site in self.sites if edge in self.way(site)]
 
     def end(self) -> None:
         """Tell the edges that the run is over; who does not hear it waits for another one of the job."""
-        self.ask({edge: Frame(END, "", 0, 0) for edge in self.edges}, END, 10.0, lambda frame: frame)
+        self.ask(self._down(END, tops_of(self.edges), {}), 10.0, lambda frame: frame)
 
     def said(self) -> list[dict[str, Any]]:
         """What run.json says of the edges."""
-        return [{"name": edge, "sites": self._below(edge), **count} for edge, count in self.counts.items()]
+        return [{"name": edge, "below": [*self.edges[edge]], **count} for edge, count in self.counts.items()]
 
     def nested(self, job: Job, sites: Sequence[str]) -> Job:
-        """The job of these sites, by number, whose rounds know who is below which edge.
+        """The job of these sites, by number, whose rounds know who is below which edge; tiers are counted from above.
 
         Raises:
             UserError: it has rounds that do not nest.
@@ -211,8 +185,13 @@ class EdgeExchange:
                 "not add up; use another method, or no edge servers"
             )
         assert isinstance(job.schedule, Schedule)
-        homes = np.array([self.edges.index(self.edge_of[site]) for site in sites], np.int64)
-        tree = Edges((len(self.edges),), 0.0, lambda seed, ids: homes[ids])
+        names, depths = [*self.edges], Counter(len(self.way(edge)) for edge in self.edges)
+        servers = np.repeat(-1 - np.arange(len(sites), dtype=np.int64)[:, None], len(depths), 1)
+        for row, site in zip(servers, sites, strict=True):
+            way = [names.index(edge) for edge in self.way(site)]
+            row[len(row) - len(way) :] = way
+        counts = tuple(depths[depth] for depth in reversed(range(len(depths))))
+        tree = Edges(counts, 0.0, lambda seed, ids: servers[ids], Identity("of a deployment"))  # a run may change it
         schedule = replace(job.schedule, tree=tree)
         if (why := schedule.refuse(job.algorithm, len(sites))) is not None:
             raise UserError(why)
@@ -250,34 +229,37 @@ class EdgeSums:
 
     def _totals(self, half: RemoteServer, plan: Plan, replies: dict[int, Reply], phase: Phase) -> list[Tree] | None:
         """What the edges of these replies add up to; None, without the replies that cannot be had, if one cannot."""
-        below: dict[str, dict[str, list[int]]] = {}
+        below: dict[str, Any] = {}
         for i, reply in replies.items():
-            site = self.link.sites[i]
-            below.setdefault(self.edges.edge_of[site], {})[site] = [i, reply.fingerprint]
+            marks, site = below, self.link.sites[i]
+            for edge in reversed(self.edges.way(site)):
+                marks = marks.setdefault(edge, {})
+            marks[site] = [i, reply.fingerprint]
         scalars = {"round": plan.round, "lr": plan.lr, "seed": plan.seed, "coin": plan.coin}
         arrays = {k: torch.from_numpy(v) for k, v in plan._asdict().items() if isinstance(v, np.ndarray)}
         about = {"phase": phase.number, "plan": scalars, "form": self.form._asdict(), "clients": half.space.n}
         frames = {
             edge: Frame(TOTAL, half.method, 0, 0, {**about, "replies": marks}, arrays) for edge, marks in below.items()
         }
-        form = form_of_total(half, phase, cohort_of(half.space, plan))
-
-        def read(frame: Frame) -> Tree | Mapping[str, str | None]:
-            """A total, or why there is none: by site, the reason that is the site's, or none."""
-            wrong = frame.fields.get("wrong")
-            return wrong if isinstance(wrong, Mapping) else codec.unpack(TOTAL, frame, form, half.space.device)
-
-        answers: dict[str, Any] = {edge: dict.fromkeys(marks) for edge, marks in below.items()}
-        answers |= self.edges.ask(frames, TOTAL, self.link.wait, read)
-        totals = [answers[edge] for edge in self.edges.edges if edge in below]
-        for edge, marks in below.items():
-            if isinstance(answers[edge], Mapping):
-                for site in marks.keys() & answers[edge].keys():
-                    del replies[marks[site][0]]
-                    if answers[edge][site] is not None:
-                        self.link.refuse(marks[site][0], str(answers[edge][site]), TOTAL)
-        if any(isinstance(one, Mapping) for one in totals):
+        form = form_of_total(phase, half.forms, cohort_of(half.space, plan))
+        read = partial(total_of, form=form, device=half.space.device)
+        totals: dict[str, Any] = {edge: {edge: None} for edge in self.edges.edges if edge in below}
+        totals |= self.edges.ask(frames, self.link.wait, read)
+        for edge, wrong in totals.items():
+            if isinstance(wrong, Mapping):
+                self._drop(edge, wrong, replies)
+        if any(isinstance(one, Mapping) for one in totals.values()):
             return None
         for i in replies:
             self.link.accept(i, TOTAL)
-        return totals
+        return [*totals.values()]
+
+    def _drop(self, edge: str, wrong: Mapping[str, str | None], replies: dict[int, Reply]) -> None:
+        """Take out the replies that an edge does not have; all of its sites', where it names none of them."""
+        sites = {site: {site, *self.edges.way(site)} & wrong.keys() for site in self.edges.sites_below(edge)}
+        numbers = {site: i for i, site in enumerate(self.link.sites) if i in replies and site in sites}
+        for site, i in numbers.items():
+            if sites[site] or not any(sites[one] for one in numbers):
+                del replies[i]
+            if wrong.get(site) is not None:
+                self.link.refuse(i, str(wrong[site]), TOTAL)

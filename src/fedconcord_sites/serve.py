@@ -109,7 +109,8 @@ def serve(
         later: which of the sites may come after round 0, and how many rows their files have; a run that is resumed
             knows them.
         flow: takes answers as they come, for a job with a clock; without, those of one exchange are awaited.
-        edges: edge server -> the sites below it; `exchange` is then with these. A run that is resumed may have others.
+        edges: edge server -> the sites and edge servers right below it; `exchange` is then with those that are below
+            none. A run that is resumed may have others.
 
     Raises:
         UserError: the job cannot run, or not with edge servers, sites and server differ, nobody answers, a method that

@@ -36,8 +36,8 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.study.runs.events import Finished
 from fedconcord.support.errors import LostError, UserError
 from fedconcord_sites import mailbox
+from fedconcord_sites.bundles import bundle, unbundled
 from fedconcord_sites.edge import Edge
-from fedconcord_sites.edges import bundle, unbundled
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.serve import check, serve
 
@@ -54,12 +54,18 @@ class Nested(Federation):
     def __init__(self, *order: Any, homes: Mapping[str, list[str]] = HOMES, **own: Any) -> None:
         super().__init__(*order, **own)
         self.homes = homes
-        self.edges = {edge: Edge(self.job, self.of_sites) for edge in homes}
+        self.edges = {edge: Edge(self.job, self.below) for edge in homes}
         self.passed: list[tuple[str, Frame, Frame]] = []  # (edge, question, answer)
         self.meddle: Meddle = lambda edge, question, answer: answer()
 
     def of_sites(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
         return self.exchange(messages, wait)
+
+    def below(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        assert messages  # an exchange over Flower waits until one of those is there that are asked
+        edges = {name: data for name, data in messages.items() if name in self.homes}
+        sites = {name: data for name, data in messages.items() if name not in self.homes}
+        return {**self.of_edges(edges, wait), **self.of_sites(sites, wait)}
 
     def of_edges(self, messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
         answers = {}
@@ -78,8 +84,10 @@ class Nested(Federation):
 
 def in_round(question: Frame) -> int | None:
     """The round of what passes through an edge; None beside the rounds."""
-    kinds = {one.round for one in unbundled(question).values() if one.kind in ("orders", "ask", "train")}
-    return kinds.pop() if kinds else None
+    frames = unbundled(question).values()
+    rounds = {one.round for one in frames if one.kind in ("orders", "ask", "train")}
+    rounds |= {round for one in frames if one.kind == "pass" and (round := in_round(one)) is not None}
+    return rounds.pop() if rounds else None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "afedpd", "fedvra", "mimesvrg", "fednova"])
@@ -124,7 +132,7 @@ def test_one_total_an_edge_goes_up_and_one_model_down(files: Path, tmp_path: Pat
     assert set(down.values()) == {2 * size}
     assert here.said()["tree"] == [{"bytes_down": 4 * 2 * size, "bytes_up": 4 * 2 * size}]
     [edge] = here.said()["edges"]
-    assert (edge["name"], edge["sites"], edge["missed"]) == ("only", SITES, 0)
+    assert (edge["name"], edge["below"], edge["missed"]) == ("only", SITES, 0)
     assert edge["bytes_sent"] < 4 * 2 * size + 60_000 < 3 * 4 * 2 * size
     assert edge.keys() > SAID
 
@@ -300,7 +308,7 @@ def test_what_does_not_nest_is_refused(change: dict[str, Any], sentence: str, fi
     [
         ({"north": ["basel", "bern"]}, "site chur is below 0 edge servers"),
         ({"north": ["basel", "bern"], "south": ["chur", "bern"]}, "site bern is below 2 edge servers"),
-        ({"north": [*SITES, "davos"]}, "site davos of an edge server is none of the sites"),
+        ({"north": [*SITES, "davos"]}, "davos is below an edge server and is neither a site nor an edge server"),
     ],
 )
 def test_every_site_has_one_edge(homes: dict[str, list[str]], sentence: str, files: Path, tmp_path: Path) -> None:

@@ -46,9 +46,12 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # and of what is said, 45 of the server's half; tokens as weights of secure sums, a second list of numbers: 14
     # edge servers: bundles of frames 45, the root's way and its totals 190, an edge 100, what both import and say 60;
     # two processes of one machine that ask each other 53; in the server's run, with what run.json says of edges, 30.
-    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line;
-    # 22 are the head of a second file
-    "fedconcord_sites": Wing(4922, 2800),
+    # An edge has no ledger, no state on disk and no protocol of its own to a site, which is why sites need no line; 22
+    # are the head of a second file
+    # edge servers below edge servers: one exchange of any server with what is right below it, the root and an edge
+    # alike, with what it says of those below 80; why names are no tree 25; who is above whom, and tiers 25; totals of
+    # totals 10; the head of a third file 17; a root that has a model once beside its messages 11
+    "fedconcord_sites": Wing(5090, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
@@ -58,7 +61,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # a card, and a trial's end, of a model that nobody judged: 2; persons: 1; sums of layers in a preview: 4
     # edge servers: SuperLinks of a trial that one function starts, and again where one ends, 75; how edges are named in
     # apps and commands 55; their two halves at Flower 15
-    "fedconcord_flower": Wing(3238, 1600),
+    # edge servers below others in a trial, from below, and sites that come later below them: 10
+    "fedconcord_flower": Wing(3248, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1360, 1000),  # file and line of an error in somebody else's code: 10 lines
@@ -81,7 +85,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # sums of one layer's inputs, and statistics of batch normalisation that others made (17)
         # batches that are parts of a pass, as many at every client, and what privacy accounts batches by (40)
         # factors from a first step (Fed-SB): 41
-        11873,
+        11871,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -89,8 +93,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # messages that have what a client holds of the model: 30 lines; orders of earlier models: 20
     # secure sums of something else than a round's contributions, and rounds that nobody could judge: 20
     # what is spent of clients beside samples: 5; clients whose own are statistics alone: 12
-    # the form of a total and whose message is far, for totals of edge servers too: 5
-    "execution": Wing(6460, 4900, ("rows", "messages", "engines", "job", "run")),
+    # the form of a total and whose message is far, for totals of edge servers too: 6
+    "execution": Wing(6461, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9
     "study": Wing(6786, 5300, ("options", "settings", "statistics", "runs", "search")),

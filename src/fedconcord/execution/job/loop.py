@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -135,8 +136,8 @@ def advance(job: Job, state: State) -> State:
 
 
 def _added(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
-    """Bytes between servers so far; no numbers of a round in which none passed."""
-    return tuple(a + b for a, b in zip(before, now, strict=True)) if before and now else before or now
+    """Bytes between servers so far, the last those to the root: a run at sites may go on with more tiers, or fewer."""
+    return tuple(a + b for a, b in zip_longest(before[::-1], now[::-1], fillvalue=0))[::-1]
 
 
 def _unused(job: Job, plan: Plan) -> int:

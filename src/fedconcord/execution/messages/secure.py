@@ -88,7 +88,7 @@ class Secure:
         if isinstance(pact, str):
             return self._void(half, requests.plan, pact)
         before = after
-        form = form_of_total(half, phase, cohort_of(half.space, before))
+        form = form_of_total(phase, half.forms, cohort_of(half.space, before))
         covered = self.covered(pact, requests.of_client, form)
         replies = half.hear(Requests(before, covered, lost=requests.lost))
         total = self.opened(half, pact, covered, {i: replies[i] for i in remaining(replies)})

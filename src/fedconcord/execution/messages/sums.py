@@ -13,6 +13,7 @@ from fedconcord.method.contract import PRELUDE, Cohort, Phase, Plan, Sender, Tre
 
 if TYPE_CHECKING:
     from fedconcord.execution.messages.server import RemoteServer, Reply, Request
+    from fedconcord.method.wrappers.forms import Forms
 
 
 class Requests(NamedTuple):
@@ -62,11 +63,11 @@ def say_far(half: RemoteServer, plan: Plan, replies: Mapping[int, Reply]) -> Non
             half.hooks.far(i, times)
 
 
-def form_of_total(half: RemoteServer, phase: Phase, cohort: Cohort) -> Tree:
+def form_of_total(phase: Phase, forms: Forms, cohort: Cohort) -> Tree:
     """The form of a contribution, and so of a total: the method's own function on tensors without values."""
-    one = torch.empty((), dtype=half.space.dtype, device="meta")
+    one = torch.empty((), dtype=forms.x.dtype, device="meta")
     sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
-    return phase.contribute(half.forms.x if phase.number == PRELUDE else half.forms.up, sender, cohort)
+    return phase.contribute(forms.x if phase.number == PRELUDE else forms.up, sender, cohort)
 
 
 PLAIN = Plain()

@@ -32,18 +32,8 @@ class Edges(NamedTuple):
 
     counts: tuple[int, ...]  # servers of each tier, the clients' first
     lost: float  # probability that a server of them is lost in a round
-    home: Callable[[int, np.ndarray], np.ndarray]  # (seed, ids [S]) -> [S] int64, each client's server
+    above: Callable[[int, np.ndarray], np.ndarray]  # (seed, ids [S]) -> [S, T] int64, each client's server in each tier
     identity: Identity = UNNAMED
-
-    def above(self, seed: int, ids: np.ndarray) -> np.ndarray:
-        """[S, T] int64, the server above each of these clients in each tier.
-
-        Servers of a tier are dealt to those of the next in order, as many to each as can be.
-        """
-        each = [self.home(seed, ids).astype(np.int64)]
-        for below, here in pairwise(self.counts):
-            each.append(each[-1] * here // below)
-        return np.stack(each, 1)
 
     def losses(self, seed: int, round: int, ids: np.ndarray) -> tuple[np.ndarray, float]:
         """Of these clients, who is below a lost server [S] bool, and the probability of that."""
@@ -58,8 +48,8 @@ class Edges(NamedTuple):
 
 
 def distinct(servers: np.ndarray) -> tuple[int, ...]:
-    """How many servers of each tier [T] there are among these [S, T]."""
-    return tuple(len(np.unique(column)) for column in servers.T)
+    """How many servers of each tier [T] there are among these [S, T]; -1 - k is none, of the k-th client alone."""
+    return tuple(len(np.unique(column[column >= 0])) for column in servers.T)
 
 
 Above = Annotated[
@@ -69,14 +59,22 @@ Above = Annotated[
 Lost = Annotated[BelowOne, about("probability that a server is lost in a round, with the replies of all below it")]
 
 
-def _tiers(servers: int, above: list[int]) -> tuple[int, ...]:
+def _tiers(servers: int, above: list[int], lost: float, home: Callable[[int, np.ndarray], np.ndarray]) -> Edges:
+    """Servers of a tier are dealt to those of the next in order, as many to each as can be; `home` is each client's."""
     counts = (servers, *above)
     if any(here >= below for below, here in pairwise(counts)):
         raise UserError(
             f"a tier of servers has fewer than the one below it, given {servers} and above {above}; write "
             "edges(32, above=[4])"
         )
-    return counts
+
+    def path(seed: int, ids: np.ndarray) -> np.ndarray:
+        each = [home(seed, ids).astype(np.int64)]
+        for below, here in pairwise(counts):
+            each.append(each[-1] * here // below)
+        return np.stack(each, 1)
+
+    return Edges(counts, lost, path)
 
 
 @definition()
@@ -94,7 +92,7 @@ def edges(
     def home(seed: int, ids: np.ndarray) -> np.ndarray:
         return np.array([of(seed, i) for i in ids.tolist()], np.int64)
 
-    return Edges(_tiers(servers, above), lost, home)
+    return _tiers(servers, above, lost, home)
 
 
 @definition()
@@ -115,7 +113,7 @@ def from_file(
             raise UserError(f"{path} has no row for client {absent[0]}; give one for every client")
         return np.array([server_of[int(i)] for i in ids], np.int64)
 
-    return Edges(_tiers(max(server_of.values()) + 1, above), lost, home)
+    return _tiers(max(server_of.values()) + 1, above, lost, home)
 
 
 TREES: dict[str, Callable[..., Edges]] = by_name(edges, from_file)
