@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedconcord.execution.job import Job
@@ -26,7 +27,7 @@ from fedconcord.method.contract import (
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.support.errors import UserError
 from fedconcord_sites import mailbox
-from fedconcord_sites.edges import END, TOTAL, bundle, number_like, unbundled
+from fedconcord_sites.edges import END, MASKED, TOTAL, bundle, number_like, unbundled
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, shell, source_of
 from fedconcord_sites.policy import job_digest
@@ -66,7 +67,8 @@ class Edge:
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message of the root; one that is damaged or of another job is refused in it."""
-        frame, handlers = Frame("unreadable", "", 0, 0), {"pass": self._pass, TOTAL: self._total, END: self._end}
+        frame = Frame("unreadable", "", 0, 0)
+        handlers = {"pass": self._pass, TOTAL: self._total, MASKED: self._masked, END: self._end}
         try:
             frame = codec.read(data)
             if frame.fields.get("job") != job_digest(self.source):
@@ -108,22 +110,38 @@ class Edge:
         if frame.fields["phase"] == PRELUDE:
             assert algorithm.phases.prelude is not None
             name, like, contribute = "gradient", messages.x, algorithm.phases.prelude.contribute
-        trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for site, (client, mark) in frame.fields["replies"].items():
-            reply = self._replies.get(site, frame._replace(round=-1))
-            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
-                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
-                continue
-            try:
-                trees[client] = codec.unpack(name, reply, like, space.device)
-            except FrameError as why:
-                wrong[site] = str(why)
+        trees, wrong = self._named(frame, plan.round, name, like)
         if wrong:
             return frame._replace(fields={"wrong": wrong}, tensors={})
         places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
         cohort = cohort_of(space, plan)
         total = tree_sum(contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places)
         return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
+
+    def _masked(self, frame: Frame) -> Frame:
+        """The sum of the replies that count, which are under masks, modulo 2^32 or 2^64; or as `_total`."""
+        length, bits = (codec.whole(one) for one in frame.fields["form"])
+        like = torch.empty(length, dtype={32: torch.int32, 64: torch.int64}[bits])
+        trees, wrong = self._named(frame, codec.whole(frame.fields["round"]), "covered", like)
+        if wrong:
+            return frame._replace(fields={"wrong": wrong}, tensors={})
+        total = torch.stack([*trees.values()]).sum(0, dtype=like.dtype)
+        return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
+
+    def _named(self, frame: Frame, round: int, name: str, like: Tree) -> tuple[dict[int, Any], dict[str, str | None]]:
+        """Of the replies that a message names those that are here, by client; and why others are not, by site: the
+        reason that is the site's, or none."""
+        trees, wrong = dict[int, Any](), dict[str, str | None]()
+        for site, (client, mark) in frame.fields["replies"].items():
+            reply = self._replies.get(site, frame._replace(round=-1))
+            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, round, mark):
+                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
+                continue
+            try:
+                trees[client] = codec.unpack(name, reply, like, torch.device("cpu"))
+            except FrameError as why:
+                wrong[site] = str(why)
+        return trees, wrong
 
     def _end(self, frame: Frame) -> Frame:
         self._is_over = True

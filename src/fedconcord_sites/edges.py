@@ -5,7 +5,8 @@ frames. These travel in one bundle an edge, in which a tensor that several of th
 stay at the edge; what goes up in their place is how long their vectors are, which says whether all is finite. Then the
 root, which weighs those who replied anywhere, names whose replies count, by round and fingerprint, and gets their total
 with the weights of the whole cohort: one vector an edge. Where an edge or half of one is lost in between, the others
-are asked for their totals again, by the weights of who is left.
+are asked for their totals again, by the weights of who is left. Under masks contributions are weighed already: an edge
+adds integers up, and what is left of its sum changes with nobody else.
 
 An edge keeps nothing: rows are at the sites, pending until the root's next orders say that a reply counted, and those
 of a lost edge never hear it.
@@ -26,7 +27,8 @@ from fedconcord.execution.job import Job
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.server import RemoteServer, Reply
-from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, say_far
+from fedconcord.execution.messages.sums import Heard, Requests, Summed, form_of_total, say_far
+from fedconcord.execution.messages.terms import FEWEST
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.servers import Edges
 from fedconcord.method.contract import (
@@ -43,12 +45,13 @@ from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
 from fedconcord_sites.exchange import Exchange
-from fedconcord_sites.form import Form, is_secure
+from fedconcord_sites.form import Form, by_edge
 from fedconcord_sites.policy import job_digest
 from fedconcord_sites.site_link import SLACK, SiteLink
 
 SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for its sites
 TOTAL = "total"
+MASKED = "masked"  # in its place, where contributions are under masks
 END = "end"  # of the run: what an edge is told last
 Answer = TypeVar("Answer")
 
@@ -100,15 +103,19 @@ def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: S
     """The edge above each site.
 
     Raises:
-        UserError: a site has none, or several, or the job has secure sums.
+        UserError: a site has none, or several, or a secure sum below one would hide nobody.
     """
-    if edges and is_secure(source):
-        raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
     every = [site for below in edges.values() for site in below]
     for site in dict.fromkeys([*sites, *every]) if edges else ():
         if (count := every.count(site)) != 1 or site not in sites:
             what = f"is below {count} edge servers" if site in sites else "of an edge server is none of the sites"
             raise UserError(f"site {site} {what}; name each of {', '.join(sites)} below one edge server")
+    for edge, below in edges.items() if by_edge(source) else ():
+        if len(below) < FEWEST:
+            raise UserError(
+                f"{len(below)} sites are below edge server {edge}, and a secure sum of fewer than {FEWEST} hides "
+                "nobody; name more below it, or leave secure.group out"
+            )
     return {site: edge for edge, below in edges.items() for site in below}
 
 
@@ -199,6 +206,10 @@ class EdgeExchange:
         """What run.json says of the edges."""
         return [{"name": edge, "sites": self._below(edge), **count} for edge, count in self.counts.items()]
 
+    def numbers_of(self, sites: Sequence[str]) -> list[int]:
+        """The number of each site's edge."""
+        return [self.edges.index(self.edge_of[site]) for site in sites]
+
     def nested(self, job: Job, sites: Sequence[str]) -> Job:
         """The job of these sites, by number, whose rounds know who is below which edge.
 
@@ -211,7 +222,7 @@ class EdgeExchange:
                 "not add up; use another method, or no edge servers"
             )
         assert isinstance(job.schedule, Schedule)
-        homes = np.array([self.edges.index(self.edge_of[site]) for site in sites], np.int64)
+        homes = np.array(self.numbers_of(sites), np.int64)
         tree = Edges((len(self.edges),), 0.0, lambda seed, ids: homes[ids])
         schedule = replace(job.schedule, tree=tree)
         if (why := schedule.refuse(job.algorithm, len(sites))) is not None:
@@ -232,12 +243,7 @@ class EdgeSums:
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; the replies have lengths in place of vectors."""
-        self.edges.most = self.link.most + SLACK
-        whole, plan = requests.of_client, requests.plan
-        of_client = {i: one._replace(name="lengths", like=tree_map(number_like, one.like)) for i, one in whole.items()}
-        replies = half.hear(requests._replace(of_client=of_client))
-        more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
-        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
+        plan, replies = requests.plan, self._lengths(half, requests)
         while True:
             plan = half.only(plan, replies)
             replies = {i: replies[i] for i in plan.ids.tolist()}
@@ -248,36 +254,67 @@ class EdgeSums:
                 say_far(half, plan, replies)
                 return Summed(plan, replies, tree_sum(totals))
 
+    def collect(self, half: RemoteServer, requests: Requests) -> Heard:
+        """Contributions under masks, those below an edge as their total."""
+        replies, heard, rows = self._lengths(half, requests), dict[int, Reply](), dict[int, Tensor]()
+        for form in [one.like for one in requests.of_client.values()][:1]:  # that of all
+            fields = {"round": requests.plan.round, "form": [len(form), 8 * form.itemsize]}
+            while replies:
+                for ids, total in self._asked(half, Frame(MASKED, half.method, 0, 0, fields), replies, form):
+                    heard |= {i: replies.pop(i) for i in ids}
+                    rows[ids[0]] = total
+        return Heard(heard, rows)
+
+    def _lengths(self, half: RemoteServer, requests: Requests) -> dict[int, Reply]:
+        """Replies with lengths in place of vectors, which stay at the edges."""
+        self.edges.most = self.link.most + SLACK
+        whole = requests.of_client
+        of_client = {i: one._replace(name="lengths", like=tree_map(number_like, one.like)) for i, one in whole.items()}
+        replies = half.hear(requests._replace(of_client=of_client))
+        more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
+        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
+        return replies
+
     def _totals(self, half: RemoteServer, plan: Plan, replies: dict[int, Reply], phase: Phase) -> list[Tree] | None:
         """What the edges of these replies add up to; None, without the replies that cannot be had, if one cannot."""
+        scalars = {"round": plan.round, "lr": plan.lr, "seed": plan.seed, "coin": plan.coin}
+        arrays = {k: torch.from_numpy(v) for k, v in plan._asdict().items() if isinstance(v, np.ndarray)}
+        about = {"phase": phase.number, "plan": scalars, "form": self.form._asdict(), "clients": half.space.n}
+        form, count = form_of_total(half, phase, cohort_of(half.space, plan)), len(replies)
+        totals = self._asked(half, Frame(TOTAL, half.method, 0, 0, about, arrays), replies, form)
+        return [total for _, total in totals] if len(replies) == count else None
+
+    def _asked(
+        self, half: RemoteServer, question: Frame, replies: dict[int, Reply], form: Tree
+    ) -> list[tuple[list[int], Any]]:
+        """Of which of these replies an edge has a total of this form, and that; those that cannot be had are taken out
+        of the replies."""
         below: dict[str, dict[str, list[int]]] = {}
         for i, reply in replies.items():
             site = self.link.sites[i]
             below.setdefault(self.edges.edge_of[site], {})[site] = [i, reply.fingerprint]
-        scalars = {"round": plan.round, "lr": plan.lr, "seed": plan.seed, "coin": plan.coin}
-        arrays = {k: torch.from_numpy(v) for k, v in plan._asdict().items() if isinstance(v, np.ndarray)}
-        about = {"phase": phase.number, "plan": scalars, "form": self.form._asdict(), "clients": half.space.n}
-        frames = {
-            edge: Frame(TOTAL, half.method, 0, 0, {**about, "replies": marks}, arrays) for edge, marks in below.items()
-        }
-        form = form_of_total(half, phase, cohort_of(half.space, plan))
 
         def read(frame: Frame) -> Tree | Mapping[str, str | None]:
             """A total, or why there is none: by site, the reason that is the site's, or none."""
             wrong = frame.fields.get("wrong")
             return wrong if isinstance(wrong, Mapping) else codec.unpack(TOTAL, frame, form, half.space.device)
 
+        frames = {
+            edge: question._replace(fields={**question.fields, "replies": marks}) for edge, marks in below.items()
+        }
         answers: dict[str, Any] = {edge: dict.fromkeys(marks) for edge, marks in below.items()}
-        answers |= self.edges.ask(frames, TOTAL, self.link.wait, read)
-        totals = [answers[edge] for edge in self.edges.edges if edge in below]
+        answers |= self.edges.ask(frames, question.kind, self.link.wait, read)
         for edge, marks in below.items():
-            if isinstance(answers[edge], Mapping):
-                for site in marks.keys() & answers[edge].keys():
+            if isinstance(wrong := answers[edge], Mapping):
+                for site in marks.keys() & wrong.keys() or marks.keys():  # an edge without a reason is not asked again
                     del replies[marks[site][0]]
-                    if answers[edge][site] is not None:
-                        self.link.refuse(marks[site][0], str(answers[edge][site]), TOTAL)
-        if any(isinstance(one, Mapping) for one in totals):
-            return None
-        for i in replies:
-            self.link.accept(i, TOTAL)
+                    if wrong.get(site) is not None:
+                        self.link.refuse(marks[site][0], str(wrong[site]), TOTAL)
+        totals = list[tuple[list[int], Any]]()
+        for edge in self.edges.edges:
+            if edge in below and not isinstance(answers[edge], Mapping):
+                ids = [i for i, _ in below[edge].values()]
+                totals.append((ids, answers[edge]))
+                for i in ids:
+                    self.link.accept(i, TOTAL)
         return totals

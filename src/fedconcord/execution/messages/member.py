@@ -199,11 +199,11 @@ class Member:
             or bytes(2 * SHARE)
             for k, i in enumerate(among)
         )
-        kind = self.terms.scale.kind(len(secret.ids))
+        kind = self.terms.kind(secret.ids)
         bond = bound(about, among, frame.tensors)
         others = {i: key[i][KEY : 2 * KEY] for i in among if i != self.id}
         draw = rng.generator(plan.seed, rng.Purpose.ROUND, frame.round, self.id)
-        rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
+        rounded = self.terms.scale.integers(values, draw.random(len(values)), len(self.terms.weighed(secret.ids)))
         covered = rounded + masks.mask(secret.seed, len(values), kind)
         covered = covered + masks.pairwise(self.id, secret.private, others, bond, len(values), kind)
         self._put(secret, stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")

@@ -22,7 +22,7 @@ from fedconcord.execution.messages import masks
 from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Peer, is_signed
 from fedconcord.execution.messages.member import CARD, bound, card, context, heard_of
 from fedconcord.execution.messages.server import RemoteServer, Reply, Request
-from fedconcord.execution.messages.sums import Requests, Summed, form_of_total
+from fedconcord.execution.messages.sums import Heard, Requests, Summed, form_of_total
 from fedconcord.execution.messages.terms import FEWEST, STEPS, Plans, Terms, signed
 from fedconcord.method.contract import (
     PRELUDE,
@@ -56,13 +56,6 @@ class Pact(NamedTuple):
     dealt: dict[int, Dealt]
     needed: int  # clients that open the sum
     cohort: int  # of so many
-
-
-class Heard(NamedTuple):
-    """What came under masks."""
-
-    replies: Mapping[int, Reply]
-    rows: Mapping[int, Tensor]  # [L] masked numbers by client; the total of several clients' stands at one of them
 
 
 class Opened(NamedTuple):
@@ -195,8 +188,8 @@ class Secure:
         """These requests to all of these sums, answered by contributions of this form under masks."""
         length = sum(leaf.numel() for leaf in tree_leaves(form).values())
         covered = {}
-        for pact, i in ((pact, i) for pact in pacts for i in pact.among):
-            kind = self.terms.scale.kind(len(pact.places))
+        for i, pact in {i: one for one in pacts for i in one.among}.items():
+            kind = self.terms.kind([*pact.places])
             like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
             frame = requests[i].frame
             fields = {**frame.fields, "sum": {"part": pact.part, "among": pact.among}}
@@ -236,7 +229,7 @@ class Secure:
                 return f"the shares that came do not open the mask of {half.hooks.name(i)}"
             if i not in senders and masks.public_of(secrets[i]) != pact.keys[i][KEY : 2 * KEY]:
                 return f"the shares that came are not of the key of {half.hooks.name(i)}"
-        kind = self.terms.scale.kind(len(pact.places))
+        kind = self.terms.kind([*pact.places])
         total = np.sum([rows[i].cpu().numpy().view(kind) for i in senders if i in rows], axis=0, dtype=kind)
         bond = bound(pact.about, among, covered[among[0]].frame.tensors)
         for i in among:

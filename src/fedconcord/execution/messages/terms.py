@@ -77,6 +77,10 @@ class Terms(NamedTuple):
         group = [i for i, home in enumerate(self.homes) if home == self.homes[client]]
         return self._replace(cohort=len(plans(round, group).ids))
 
+    def kind(self, clients: Sequence[int]) -> np.dtype[np.unsignedinteger]:
+        """The modulus of the sum of these: below edge servers one that fits the sum of all, in which totals add up."""
+        return self.scale.kind(len(self.weighed(clients)))
+
     def weighed(self, clients: Sequence[int]) -> Sequence[int]:
         """Of whose plan the weights are in the sum of these: of theirs, or of the cohort below all edge servers, which
         the server corrects by what is left of it."""

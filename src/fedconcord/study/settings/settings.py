@@ -166,6 +166,8 @@ class SecureSettings(BaseModel):
     """number of bits of a masked number; the sum over S sites has an error of up to S clip / 2^bits"""
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.67
     """fraction of a round's sites that must be there to the end of a secure sum, so that it is opened"""
+    group: Literal["cohort", "edge"] = "cohort"
+    """whose masks cancel: those of a round's sites, or of those below one edge server, whose sum is known then"""
 
 
 class EvalSettings(BaseModel):
