@@ -121,10 +121,12 @@ class Edge:
     def _masked(self, frame: Frame) -> Frame:
         """The sum of the replies that count, which are under masks, modulo 2^32 or 2^64; or as `_total`."""
         length, bits = (codec.whole(one) for one in frame.fields["form"])
-        like = torch.empty(length, dtype={32: torch.int32, 64: torch.int64}[bits])
+        like = torch.empty(length, dtype={32: torch.int32, 64: torch.int64}[bits], device="meta")
         trees, wrong = self._named(frame, codec.whole(frame.fields["round"]), "covered", like)
         if wrong:
             return frame._replace(fields={"wrong": wrong}, tensors={})
+        if not trees:
+            raise FrameError("it names no reply")
         total = torch.stack([*trees.values()]).sum(0, dtype=like.dtype)
         return frame._replace(fields={}, tensors=codec.pack(TOTAL, total))
 

@@ -56,7 +56,7 @@ def homes(frame: Frame, rules: Policy) -> tuple[int, ...]:
     Raises:
         FrameError: it says none, or too few sites are below this one's.
     """
-    homes = tuple(whole(one) for one in frame.fields.get("homes", ()))
+    homes = tuple(whole(one) for one in frame.fields.get("homes") or ())
     if len(homes) != whole(frame.fields["clients"]):
         raise FrameError("its job has sums below edge servers (secure.group), and nobody told it whose sites are whose")
     count, least = homes.count(homes[frame.client]), max(FEWEST, rules.least_sites)
