@@ -42,6 +42,7 @@ MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py", "tests/sites/test_jury.py")
 NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 EDGES = ("tests/sites/test_edges.py", "-m", "not slow")
+SUMS_BELOW = ("tests/sites/test_edges_secure.py", "-m", "not slow")
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -512,8 +513,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/edges.py",
-                "            return None\n        for i in replies:",
-                "            totals = [t for t in totals if not isinstance(t, Mapping)]\n        for i in replies:",
+                "for _, total in totals] if len(replies) == count else None",
+                "for _, total in totals]",
             ),
         ),
         EDGES,
@@ -522,8 +523,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/edge.py",
-                "(frame.method, plan.round, mark):",
-                '(frame.method, plan.round, reply.fields.get("fingerprint", 0)):',
+                "(frame.method, round, mark):",
+                '(frame.method, round, reply.fields.get("fingerprint", 0)):',
             ),
         ),
         EDGES,
@@ -531,6 +532,32 @@ MUTATIONS: dict[str, Mutation] = {
     "edges: a site is blamed for what its edge lost": Mutation(
         (Edit("../fedconcord_sites/edge.py", "wrong[site] = None  # the edge", 'wrong[site] = "lost"  # the edge'),),
         EDGES,
+    ),
+    "sums below edges: weights of those below alone": Mutation(
+        (
+            Edit(
+                "execution/messages/terms.py",
+                "return clients if self.homes is None else range(len(self.homes))",
+                "return clients",
+            ),
+        ),
+        SUMS_BELOW,
+    ),
+    "sums below edges: what an edge leaves out goes into the model": Mutation(
+        (
+            Edit(
+                "execution/messages/secure.py", "if np.abs(whole).max(initial=0) > len(senders)", "if 0 > len(senders)"
+            ),
+        ),
+        SUMS_BELOW,
+    ),
+    "sums below edges: with whom the server says": Mutation(
+        (Edit("execution/messages/member.py", "self.terms.homes[i] != self.terms.homes[self.id]", "i < 0"),),
+        SUMS_BELOW,
+    ),
+    "sums below edges: others in another run of the job": Mutation(
+        (Edit("../fedconcord_sites/gate.py", 'line.get("group", group) != group', "False"),),
+        SUMS_BELOW,
     ),
     "sites: a reply counts by the update that it is in": Mutation(
         (Edit("execution/messages/server.py", "(plan.round_of(k), self._replies[i].fingerprint)", "(plan.round, 0)"),),

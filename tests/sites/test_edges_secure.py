@@ -512,3 +512,13 @@ def test_an_edge_adds_what_the_root_names(tables: Path, tmp_path: Path) -> None:
     assert again(replies={site: [client, mark + 1]}).fields["wrong"] == {site: None}
     assert again(form=[length + 1, bits], replies={site: [client, mark]}).fields["wrong"] == {site: "another shape"}
     assert again(form=[length, 16]).kind == again(replies={}).kind == "refused"
+
+
+@pytest.mark.parametrize("kind", ["orders", "open"])
+def test_a_method_that_needs_all_sites_ends_where_an_edge_has_no_sum(kind: str, tables: Path, tmp_path: Path) -> None:
+    here = through(job("fedpd"), tables, tmp_path)
+    meddling(here, silent({*NORTH}, {1}, kind))
+    with pytest.raises(
+        UserError, match=r"site s1 did not answer in round 1 .* and fedpd needs all clients in every round"
+    ):
+        here.serve()

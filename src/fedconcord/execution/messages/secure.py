@@ -124,7 +124,7 @@ class Secure:
         opened = self.opened(half, pacts, covered, remaining(before.ids.tolist(), replies), rows)
         if isinstance(opened, str):
             return self._void(half, plan, opened)
-        after = only(opened.senders)
+        after = only(remaining(plan.ids.tolist(), {i: replies[i] for i in opened.senders}))
         if self.terms.homes is not None:
             assert self.plans is not None
             before = self.plans(plan.round, self.terms.weighed(opened.senders))
@@ -214,8 +214,7 @@ class Secure:
             return _too_few(len(signatures), pact.cohort, pact.needed)
         form, fields = _bytes(len(among), SHARE), {"part": part, "signers": sorted(signatures)}
         tensors = {"signatures/": torch.stack([signatures[i] for i in sorted(signatures)]).cpu()}
-        opening = self._to_all(half, "open", pact.round, sorted(signatures), fields, tensors, form)
-        shares = yield opening
+        shares = yield self._to_all(half, "open", pact.round, sorted(signatures), fields, tensors, form)
         if len(shares) < pact.needed:
             return _too_few(len(shares), pact.cohort, pact.needed)
         secrets = {}
