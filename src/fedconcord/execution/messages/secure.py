@@ -281,21 +281,23 @@ def at_once(half: RemoteServer, sums: Sequence[Steps[T]], left_out: bool = True)
     Args:
         left_out: who does not answer is out of the round.
     """
-    ends, asked = dict[int, T](), dict[int, dict[int, Request]]()
+    ends, questions = dict[int, T](), dict[int, dict[int, Request]]()
     replies: Mapping[int, Reply] | None = None
-    while replies is None or asked:
+    while replies is None or questions:
         for k, steps in enumerate(sums):
             if k in ends:
                 continue
             try:
                 if replies is None:
-                    asked[k] = next(steps)
+                    questions[k] = next(steps)
                 else:
-                    asked[k] = steps.send({i: replies[i] for i in asked[k] if i in replies})
+                    questions[k] = steps.send({i: replies[i] for i in questions[k] if i in replies})
             except StopIteration as end:
                 ends[k] = end.value
-                asked.pop(k, None)
-        replies = half.answers({i: one for of_sum in asked.values() for i, one in of_sum.items()}, left_out=left_out)
+                questions.pop(k, None)
+        replies = half.answers(
+            {i: one for of_sum in questions.values() for i, one in of_sum.items()}, left_out=left_out
+        )
     return [ends[k] for k in range(len(sums))]
 
 
