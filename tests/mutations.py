@@ -43,6 +43,7 @@ SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py", "tes
 NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 EDGES = ("tests/sites/test_edges.py", "-m", "not slow")
 TIERS = ("tests/sites/test_edge_tiers.py",)
+SUMS_BELOW = ("tests/sites/test_edges_secure.py", "-m", "not slow")
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -513,9 +514,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/edges.py",
-                "            return None\n        for i in replies:",
-                "            totals = {e: t for e, t in totals.items() if not isinstance(t, Mapping)}\n"
-                "        for i in replies:",
+                "for _, total in totals] if len(replies) == count else None",
+                "for _, total in totals]",
             ),
         ),
         EDGES,
@@ -524,8 +524,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/edge.py",
-                "(frame.method, plan.round, mark):",
-                '(frame.method, plan.round, reply.fields.get("fingerprint", 0)):',
+                "(frame.method, round, mark):",
+                '(frame.method, round, reply.fields.get("fingerprint", 0)):',
             ),
         ),
         EDGES,
@@ -535,15 +535,19 @@ MUTATIONS: dict[str, Mutation] = {
         EDGES,
     ),
     "edges: one total of those below": Mutation(
-        (Edit("../fedconcord_sites/edge.py", "[*shares, *totals.values()]", "[*shares, *totals.values()][:1]"),),
+        (
+            Edit(
+                "../fedconcord_sites/edge.py", "[*shares, *came.edges.values()]", "[*shares, *came.edges.values()][:1]"
+            ),
+        ),
         TIERS,
     ),
     "edges: who adds up nothing of a lost edge says so to nobody": Mutation(
         (
             Edit(
                 "../fedconcord_sites/edge.py",
-                "{edge: came.edges.get(edge, {}) for edge in edges}",
-                "{edge: came.edges[edge] for edge in edges if edge in came.edges}",
+                "        for edge in edges:\n            total = came.edges.get(edge, {})",
+                "        for edge in came.edges:\n            total = came.edges.get(edge, {})",
             ),
         ),
         TIERS,
@@ -551,6 +555,32 @@ MUTATIONS: dict[str, Mutation] = {
     "edges: tiers are counted from the sites": Mutation(
         (Edit("../fedconcord_sites/edges.py", "row[len(row) - len(way) :] = way", "row[: len(way)] = way"),),
         TIERS,
+    ),
+    "sums below edges: weights of those below alone": Mutation(
+        (
+            Edit(
+                "execution/messages/terms.py",
+                "return clients if self.homes is None else range(len(self.homes))",
+                "return clients",
+            ),
+        ),
+        SUMS_BELOW,
+    ),
+    "sums below edges: what an edge leaves out goes into the model": Mutation(
+        (
+            Edit(
+                "execution/messages/secure.py", "if np.abs(whole).max(initial=0) > len(senders)", "if 0 > len(senders)"
+            ),
+        ),
+        SUMS_BELOW,
+    ),
+    "sums below edges: with whom the server says": Mutation(
+        (Edit("execution/messages/member.py", "self.terms.homes[i] != self.terms.homes[self.id]", "i < 0"),),
+        SUMS_BELOW,
+    ),
+    "sums below edges: others in another run of the job": Mutation(
+        (Edit("../fedconcord_sites/gate.py", 'line.get("group", group) != group', "False"),),
+        SUMS_BELOW,
     ),
     "sites: a reply counts by the update that it is in": Mutation(
         (Edit("execution/messages/server.py", "(plan.round_of(k), self._replies[i].fingerprint)", "(plan.round, 0)"),),

@@ -19,10 +19,11 @@ from fedconcord.study.settings.parts import part
 from fedconcord.support.errors import UserError
 from fedconcord_flower import keys
 from fedconcord_sites import policy
-from fedconcord_sites.form import has_own_noise, is_secure, source_of
+from fedconcord_sites.edge import Edge
+from fedconcord_sites.form import by_edge, has_own_noise, is_secure, source_of
 from fedconcord_sites.gate import HANDSHAKE, JUDGING, PREFIX, ROUNDS
 from fedconcord_sites.policy import USUAL, Policy
-from fedconcord_sites.serve import serve
+from fedconcord_sites.serve import NO_EDGES, serve
 from fedconcord_sites.site import Site
 
 SITES = 3  # of a job that does not say how many a round has
@@ -86,6 +87,11 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
                 log.append((frame, codec.read(answers[site]), len(answers[site])))
         return answers
 
+    edge = Edge(settings, exchange)
+
+    def of_edge(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
+        return {name: edge.answer(message) for name, message in messages.items()}
+
     with TemporaryDirectory() as folder:
         place = Path(folder)
         for site in names if is_secure(source) else ():
@@ -96,7 +102,8 @@ def preview(settings: str, data: Path, name: str, rules: Policy = USUAL) -> tupl
         }
         why = None
         try:
-            serve(settings, names, exchange, place / "run", None, 0.0, False)
+            edges = {"edge": names} if by_edge(source) else NO_EDGES
+            serve(settings, names, of_edge if edges else exchange, place / "run", None, 0.0, False, edges=edges)
         except _SeenError:
             pass
         except UserError as end:

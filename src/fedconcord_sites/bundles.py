@@ -18,8 +18,9 @@ from fedconcord_sites.exchange import Exchange
 
 SHARE = 0.8  # of the seconds for an edge's answer, those that it waits for what is below it
 PASS, TOTAL = "pass", "total"
+MASKED = "masked"  # in place of a total, where contributions are under masks
 END = "end"  # of the run: what an edge is told last
-KINDS = {PASS: "passed", TOTAL: TOTAL, END: END}  # of what an edge is asked, and of its answer
+KINDS = {PASS: "passed", TOTAL: TOTAL, MASKED: MASKED, END: END}  # of what an edge is asked, and of its answer
 Answer = TypeVar("Answer")
 
 

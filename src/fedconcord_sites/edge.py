@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedconcord.execution.job import Job
@@ -32,6 +33,7 @@ from fedconcord_sites import mailbox
 from fedconcord_sites.bundles import (
     END,
     KINDS,
+    MASKED,
     PASS,
     TOTAL,
     Answer,
@@ -81,7 +83,8 @@ class Edge:
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message of the root; one that is damaged or of another job is refused in it."""
-        frame, handlers = Frame("unreadable", "", 0, 0), {PASS: self._pass, TOTAL: self._total, END: self._end}
+        frame = Frame("unreadable", "", 0, 0)
+        handlers = {PASS: self._pass, TOTAL: self._total, MASKED: self._masked, END: self._end}
         try:
             frame = codec.read(data)
             if frame.fields.get("job") != job_digest(self.source):
@@ -128,31 +131,51 @@ class Edge:
         if phase.number == PRELUDE:
             assert algorithm.phases.prelude is not None
             name, like, phase = "gradient", messages.x, phase._replace(contribute=algorithm.phases.prelude.contribute)
-        cohort, marks = cohort_of(space, plan), frame.fields["replies"]
-        edges = {edge: below for edge, below in sorted(marks.items()) if isinstance(below, Mapping)}
-        questions = {edge: frame._replace(fields={**frame.fields, "replies": below}) for edge, below in edges.items()}
-        form = form_of_total(phase, messages, cohort)
-        came = self._ask(frame, questions, partial(total_of, form=form, device=space.device))
-        totals = {edge: came.edges.get(edge, {}) for edge in edges}
-        trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for edge, total in totals.items():
-            wrong |= (total or {edge: None}) if isinstance(total, Mapping) else {}
-        for site, (client, mark) in ((site, mark) for site, mark in marks.items() if site not in edges):
-            reply = self._replies.get(site, frame._replace(round=-1))
-            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
-                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
-                continue
-            try:
-                trees[client] = codec.unpack(name, reply, like, space.device)
-            except FrameError as why:
-                wrong[site] = str(why)
+        cohort = cohort_of(space, plan)
+        trees, came, wrong = self._named(frame, plan.round, name, like, form_of_total(phase, messages, cohort))
         if wrong:
             return frame._replace(fields={"wrong": wrong, "below": came.below}, tensors={})
         places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
         shares = [phase.contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places]
         return frame._replace(
-            fields={"below": came.below}, tensors=codec.pack(TOTAL, tree_sum([*shares, *totals.values()]))
+            fields={"below": came.below}, tensors=codec.pack(TOTAL, tree_sum([*shares, *came.edges.values()]))
         )
+
+    def _masked(self, frame: Frame) -> Frame:
+        """The sum of the replies that count, which are under masks, modulo 2^32 or 2^64; or as `_total`."""
+        length, bits = (codec.whole(one) for one in frame.fields["form"])
+        like = torch.empty(length, dtype={32: torch.int32, 64: torch.int64}[bits], device="meta")
+        trees, came, wrong = self._named(frame, codec.whole(frame.fields["round"]), "covered", like, like)
+        if wrong:
+            return frame._replace(fields={"wrong": wrong, "below": came.below}, tensors={})
+        if not (summands := [*trees.values(), *came.edges.values()]):
+            raise FrameError("it names no reply")
+        total = torch.stack(summands).sum(0, dtype=like.dtype)
+        return frame._replace(fields={"below": came.below}, tensors=codec.pack(TOTAL, total))
+
+    def _named(
+        self, frame: Frame, round: int, name: str, like: Tree, form: Tree
+    ) -> tuple[dict[int, Any], Came[Any], dict[str, str | None]]:
+        """Of the replies that a message names those that are here, by client, and the totals, of this form, of edges
+        below; and why others are not there: by site the reason that is the site's, or none, and by edge none."""
+        marks = frame.fields["replies"]
+        edges = {edge: below for edge, below in sorted(marks.items()) if isinstance(below, Mapping)}
+        questions = {edge: frame._replace(fields={**frame.fields, "replies": below}) for edge, below in edges.items()}
+        came = self._ask(frame, questions, partial(total_of, form=form, device=torch.device("cpu")))
+        trees, wrong = dict[int, Any](), dict[str, str | None]()
+        for edge in edges:
+            total = came.edges.get(edge, {})
+            wrong |= (total or {edge: None}) if isinstance(total, Mapping) else {}
+        for site, (client, mark) in ((site, mark) for site, mark in marks.items() if site not in edges):
+            reply = self._replies.get(site, frame._replace(round=-1))
+            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, round, mark):
+                wrong[site] = None  # the edge was started anew in between, and the site is not to blame
+                continue
+            try:
+                trees[client] = codec.unpack(name, reply, like, torch.device("cpu"))
+            except FrameError as why:
+                wrong[site] = str(why)
+        return trees, came, wrong
 
     def _end(self, frame: Frame) -> Frame:
         self._is_over = True

@@ -5,7 +5,8 @@ frames. These travel in one bundle an edge, in which a tensor that several of th
 stay at the edge; what goes up in their place is how long their vectors are, which says whether all is finite. Then the
 root, which weighs those who replied anywhere, names whose replies count, by round and fingerprint, and gets their total
 with the weights of the whole cohort: one vector an edge. Where an edge or half of one is lost in between, the others
-are asked for their totals again, by the weights of who is left.
+are asked for their totals again, by the weights of who is left. Under masks contributions are weighed already: an edge
+adds integers up, and what is left of its sum changes with nobody else.
 
 Below an edge may be edges, at any depth, which it asks as the root asks it (`ask`): down goes a bundle within a bundle,
 up what an edge gets of those below it with its own, and one total of all. Only the root knows the tree.
@@ -30,7 +31,8 @@ from fedconcord.execution.job import Job
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.execution.messages.server import RemoteServer, Reply
-from fedconcord.execution.messages.sums import Requests, Summed, form_of_total, say_far
+from fedconcord.execution.messages.sums import Heard, Requests, Summed, form_of_total, say_far
+from fedconcord.execution.messages.terms import FEWEST
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.servers import Edges
 from fedconcord.method.contract import (
@@ -46,9 +48,21 @@ from fedconcord.method.contract.identity import Identity
 from fedconcord.study.runs.events import Event
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
-from fedconcord_sites.bundles import END, PASS, TOTAL, Answer, ask, bundle, number_like, pooled, total_of, unbundled
+from fedconcord_sites.bundles import (
+    END,
+    MASKED,
+    PASS,
+    TOTAL,
+    Answer,
+    ask,
+    bundle,
+    number_like,
+    pooled,
+    total_of,
+    unbundled,
+)
 from fedconcord_sites.exchange import Exchange
-from fedconcord_sites.form import Form, is_secure
+from fedconcord_sites.form import Form, by_edge
 from fedconcord_sites.policy import job_digest
 from fedconcord_sites.site_link import SLACK, SiteLink
 
@@ -57,10 +71,8 @@ def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: S
     """The edge above each site, and above each edge that is not right below the root.
 
     Raises:
-        UserError: a site has none, or several, edges are no tree, or the job has secure sums.
+        UserError: a site has none, or several, edges are no tree, or a secure sum below one would hide nobody.
     """
-    if edges and is_secure(source):
-        raise UserError("edge servers add up what secure sums hide; leave secure.clip out, or the edge servers")
     every = [name for below in edges.values() for name in below]
     for name in dict.fromkeys([*sites, *every]) if edges else ():
         count, what = every.count(name), "site" if name in sites else "edge server"
@@ -81,6 +93,16 @@ def homes_of(edges: Mapping[str, Sequence[str]], sites: Sequence[str], source: S
             way.append(home)
         if home == edge:
             raise UserError(f"edge server {edge} is below itself, by {' and '.join(way)}; one has to be below none")
+        if by_edge(source) and not {*below} <= {*sites}:
+            raise UserError(
+                f"edge server {edge} has edge servers below it, and secure.group=edge makes a sum of the sites right "
+                "below each; leave secure.group out, or name one tier of edge servers"
+            )
+        if by_edge(source) and len(below) < FEWEST:
+            raise UserError(
+                f"{len(below)} sites are below edge server {edge}, and a secure sum of fewer than {FEWEST} hides "
+                "nobody; name more below it, or leave secure.group out"
+            )
     return homes
 
 
@@ -173,6 +195,10 @@ class EdgeExchange:
         """What run.json says of the edges."""
         return [{"name": edge, "below": [*self.edges[edge]], **count} for edge, count in self.counts.items()]
 
+    def numbers_of(self, sites: Sequence[str]) -> list[int]:
+        """The number of each site's edge."""
+        return [[*self.edges].index(self.edge_of[site]) for site in sites]
+
     def nested(self, job: Job, sites: Sequence[str]) -> Job:
         """The job of these sites, by number, whose rounds know who is below which edge; tiers are counted from above.
 
@@ -211,12 +237,7 @@ class EdgeSums:
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; the replies have lengths in place of vectors."""
-        self.edges.most = self.link.most + SLACK
-        whole, plan = requests.of_client, requests.plan
-        of_client = {i: one._replace(name="lengths", like=tree_map(number_like, one.like)) for i, one in whole.items()}
-        replies = half.hear(requests._replace(of_client=of_client))
-        more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
-        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
+        plan, replies = requests.plan, self._lengths(half, requests)
         while True:
             plan = half.only(plan, replies)
             replies = {i: replies[i] for i in plan.ids.tolist()}
@@ -227,32 +248,63 @@ class EdgeSums:
                 say_far(half, plan, replies)
                 return Summed(plan, replies, tree_sum(totals))
 
+    def collect(self, half: RemoteServer, requests: Requests) -> Heard:
+        """Contributions under masks, those below an edge as their total."""
+        replies, summed, rows = self._lengths(half, requests), dict[int, Reply](), dict[int, Tensor]()
+        for form in [one.like for one in requests.of_client.values()][:1]:  # that of all
+            fields = {"round": requests.plan.round, "form": [len(form), 8 * form.itemsize]}
+            while replies:
+                for ids, total in self._asked(half, Frame(MASKED, half.method, 0, 0, fields), replies, form):
+                    summed |= {i: replies.pop(i) for i in ids}
+                    rows[ids[0]] = total
+        return Heard(summed, rows)
+
+    def _lengths(self, half: RemoteServer, requests: Requests) -> dict[int, Reply]:
+        """Replies with lengths in place of vectors, which stay at the edges."""
+        self.edges.most = self.link.most + SLACK
+        whole = requests.of_client
+        of_client = {i: one._replace(name="lengths", like=tree_map(number_like, one.like)) for i, one in whole.items()}
+        replies = half.hear(requests._replace(of_client=of_client))
+        more = sum(tree_bytes(whole[i].like) - tree_bytes(one.tree) for i, one in replies.items())
+        half.traffic = half.traffic._replace(payload_up=half.traffic.payload_up + more)  # what clients sent
+        return replies
+
     def _totals(self, half: RemoteServer, plan: Plan, replies: dict[int, Reply], phase: Phase) -> list[Tree] | None:
         """What the edges of these replies add up to; None, without the replies that cannot be had, if one cannot."""
-        below: dict[str, Any] = {}
-        for i, reply in replies.items():
-            marks, site = below, self.link.sites[i]
-            for edge in reversed(self.edges.way(site)):
-                marks = marks.setdefault(edge, {})
-            marks[site] = [i, reply.fingerprint]
         scalars = {"round": plan.round, "lr": plan.lr, "seed": plan.seed, "coin": plan.coin}
         arrays = {k: torch.from_numpy(v) for k, v in plan._asdict().items() if isinstance(v, np.ndarray)}
         about = {"phase": phase.number, "plan": scalars, "form": self.form._asdict(), "clients": half.space.n}
+        form, count = form_of_total(phase, half.forms, cohort_of(half.space, plan)), len(replies)
+        totals = self._asked(half, Frame(TOTAL, half.method, 0, 0, about, arrays), replies, form)
+        return [total for _, total in totals] if len(replies) == count else None
+
+    def _asked(
+        self, half: RemoteServer, question: Frame, replies: dict[int, Reply], form: Tree
+    ) -> list[tuple[list[int], Any]]:
+        """Of which of these replies an edge right below the root has a total of this form, and that; those that cannot
+        be had are taken out of the replies."""
+        below, ids = dict[str, Any](), dict[str, list[int]]()
+        for i, reply in replies.items():
+            marks, site = below, self.link.sites[i]
+            way = self.edges.way(site)
+            for edge in reversed(way):
+                marks = marks.setdefault(edge, {})
+            marks[site] = [i, reply.fingerprint]
+            ids.setdefault(way[-1], []).append(i)
         frames = {
-            edge: Frame(TOTAL, half.method, 0, 0, {**about, "replies": marks}, arrays) for edge, marks in below.items()
+            edge: question._replace(fields={**question.fields, "replies": marks}) for edge, marks in below.items()
         }
-        form = form_of_total(phase, half.forms, cohort_of(half.space, plan))
-        read = partial(total_of, form=form, device=half.space.device)
-        totals: dict[str, Any] = {edge: {edge: None} for edge in self.edges.edges if edge in below}
-        totals |= self.edges.ask(frames, self.link.wait, read)
-        for edge, wrong in totals.items():
-            if isinstance(wrong, Mapping):
-                self._drop(edge, wrong, replies)
-        if any(isinstance(one, Mapping) for one in totals.values()):
-            return None
-        for i in replies:
-            self.link.accept(i, TOTAL)
-        return [*totals.values()]
+        answers: dict[str, Any] = {edge: {edge: None} for edge in self.edges.edges if edge in below}
+        answers |= self.edges.ask(frames, self.link.wait, partial(total_of, form=form, device=half.space.device))
+        totals = list[tuple[list[int], Any]]()
+        for edge, answer in answers.items():
+            if isinstance(answer, Mapping):
+                self._drop(edge, answer, replies)
+                continue
+            totals.append((ids[edge], answer))
+            for i in ids[edge]:
+                self.link.accept(i, TOTAL)
+        return totals
 
     def _drop(self, edge: str, wrong: Mapping[str, str | None], replies: dict[int, Reply]) -> None:
         """Take out the replies that an edge does not have; all of its sites', where it names none of them."""

@@ -173,6 +173,11 @@ def is_secure(source: Source) -> bool:
     return source.values.get("secure.clip") is not None
 
 
+def by_edge(source: Source) -> bool:
+    """Whether secure sums are made below each edge server."""
+    return is_secure(source) and source.values.get("secure.group") == "edge"
+
+
 def without(site: str, lacking: Sequence[str]) -> str:
     """That a site has no key of these sites."""
     files = ", ".join(f"{name}.{'key' if name == site else 'pub'}" for name in lacking)
@@ -190,15 +195,19 @@ def has_own_noise(source: Source) -> bool:
     return is_private(source) and (kind == "local" or unit in ("sample", "person"))
 
 
-def terms_of(config: Config, roster: Roster) -> Terms | None:
-    """The terms of secure sums of these sites; None where the server sees every message."""
+def terms_of(config: Config, roster: Roster, homes: Sequence[int] | None = None) -> Terms | None:
+    """The terms of secure sums of these sites; None where the server sees every message.
+
+    Args:
+        homes: the number of each site's edge server, where sums are made below these.
+    """
     secure, bits = config.secure, _whole_bits(config)
     if secure.clip is None:
         return None
     scale = Scale(secure.clip, secure.bits) if bits is None else Scale(2.0**bits, bits)
     samples, sizes = roster.samples.tolist(), [int(size) for size in roster.sizes]
     weighed = samples if sizes == samples else zip(samples, sizes, strict=True)
-    return Terms(scale, secure.threshold, config.cohort, tuple(weighed))
+    return Terms(scale, secure.threshold, config.cohort, tuple(weighed), None if homes is None else tuple(homes))
 
 
 def _whole_bits(config: Config) -> int | None:

@@ -100,7 +100,7 @@ class Gate:
 
     def _handshake(self, frame: Frame, lines: Sequence[Line]) -> None:
         mine = [line for line in lines if (line["job"], line["file"]) == (self.job, self.file) and "why" not in line]
-        number, target = self._number(frame), _target(frame)
+        number, target, group = self._number(frame), _target(frame), _group(frame)
         for line in mine:
             if number is not None and line.get("number", number) != number:
                 _refuse(
@@ -109,6 +109,12 @@ class Gate:
                 )
             if target is not None and line.get("target", target) != target:
                 _refuse(f"its targets were sums of {line['target']} targets before, and would be of {target} ones now")
+            if group is not None and line.get("group", group) != group:
+                _refuse(
+                    f"its secure sums of this job were with {line['group']} by its ledger, and would be with {group} "
+                    "now, so that their difference is of few sites; name edge servers as they were, or give the job "
+                    "another seed"
+                )
         if frame.kind != "setup" or not frame.fields["begins"]:
             return
         runs, today = {line["run"] for line in mine if line.get("begins")}, _today(lines)
@@ -231,6 +237,7 @@ class Gate:
         facts = {"part": frame.fields.get("part"), "layer": frame.fields.get("layer"), "target": _target(frame)}
         if frame.kind in HANDSHAKE:
             facts["number"] = self._number(frame)
+            facts["group"] = _group(frame)
             facts["begins"] = (frame.kind == "setup" and frame.fields["begins"]) or None
         line |= {name: value for name, value in facts.items() if value is not None}
         if budget is not None and frame.kind in NOISES:
@@ -260,6 +267,15 @@ def _question(frame: Frame, data: bytes) -> str:
 def _target(frame: Frame) -> str | None:
     """The kind of targets that are summed."""
     return str(frame.fields["told"]["target"]) if frame.kind in ("sums", "squares") else None
+
+
+def _group(frame: Frame) -> str | None:
+    """The sites of this one's secure sums, where these are made below edge servers."""
+    homes = frame.fields.get("homes")
+    if homes is None:
+        return None
+    sites = zip(frame.fields["sites"], homes, strict=True)
+    return ", ".join(str(site) for site, home in sites if home == homes[frame.client])
 
 
 def _today(lines: Sequence[Line]) -> list[Line]:

@@ -66,14 +66,18 @@ class Agreed(NamedTuple):
     later: Sequence[str] = ()  # sites that were not there
     keys: Mapping[str, str] | None = None  # of all sites, public, as text; where they know each other
     counts: list[list[int]] | None = None  # how much each site's samples count, where it is their tokens
+    homes: Sequence[int] | None = None  # the number of each site's edge server, where secure sums are made below these
 
 
-def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]) -> Agreed:
+def agreed(
+    settings: str, link: SiteLink, begins: bool, later: Mapping[str, int], homes: Sequence[int] | None
+) -> Agreed:
     """The handshake of the sites that are there.
 
     Args:
         begins: the run does, so that sites make its folder.
         later: the sites that may come later, and the rows of their files.
+        homes: the number of each site's edge server, where secure sums are made below these.
 
     Raises:
         DifferError: something does not fit, in a sentence each; every site that can be compared was.
@@ -116,7 +120,9 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     sizes |= {name: count - tests[name] for name, count in rows.items()}
     raise_any([f"site {name} has no training sample" for name in link.sites if not sizes[name]])
     tells = keys is not None and of_tokens  # tokens of all sites, which say theirs first
-    fields = setup_of(source, link.sites, form, overall, begins and not tells, [sizes[name] for name in link.sites])
+    fields = setup_of(
+        source, link.sites, form, overall, begins and not tells, [sizes[name] for name in link.sites], homes
+    )
     ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
     theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
@@ -132,7 +138,7 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
         fields |= {"begins": True, "counts": [trained for trained, _ in counts or []]}
         _all(link, "setup", "ready", dict.fromkeys(there, fields))
     return Agreed(
-        link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later), keys, counts
+        link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later), keys, counts, homes
     )
 
 
@@ -163,9 +169,12 @@ def setup_of(
     overall: Mapping[str, Any] | None,
     begins: bool,
     sizes: Sequence[int],
+    homes: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """The fields of a setup; how many training samples each site has is said where they weigh each other."""
+    """The fields of a setup; how many training samples each site has is said where they weigh each other, and below
+    which edge server it is where their sums are made there."""
     samples = {"samples": list(sizes)} if is_secure(source) else {}
+    samples |= {} if homes is None else {"homes": list(homes)}
     return hello_of(source, sites) | {"form": form._asdict(), "told": overall, "begins": begins} | samples
 
 

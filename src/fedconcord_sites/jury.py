@@ -16,7 +16,7 @@ from torch import Tensor
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.member import Member, flat
 from fedconcord.execution.messages.secure import Secure, unflat
-from fedconcord.execution.messages.server import NOT_FINITE, RemoteServer, Reply, Request
+from fedconcord.execution.messages.server import NOT_FINITE, RemoteServer, Request
 from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.terms import STEPS, Scale, Terms
 from fedconcord.support.errors import UserError
@@ -84,18 +84,15 @@ class Jury(NamedTuple):
             model: as the tensors of a message.
             form: of a site's figures.
         """
-        half, senders = RemoteServer(self.store, self.store.way.begin(), 0), list[int]()
-
-        def remaining(replies: Mapping[int, Reply]) -> list[int]:
-            senders[:] = sorted(replies)
-            return list(senders)
-
-        pact = self.secure.meet(half, number, PART, [*fields], remaining)
-        if isinstance(pact, str):
-            return pact
-        frames = {i: half.frame("judge", number, i, fields[i], model) for i in pact.among}
+        half = RemoteServer(self.store, self.store.way.begin(), 0)
+        pacts = self.secure.meet(half, number, PART, [*fields], lambda ids, replies: sorted(replies))
+        if isinstance(pacts, str):
+            return pacts
+        frames = {i: half.frame("judge", number, i, fields[i], model) for pact in pacts for i in pact.among}
         requests = {i: Request(frame, "judged", "", ()) for i, frame in frames.items()}
-        covered = self.secure.covered(pact, requests, form)
-        replies = half.answers(covered)
-        total = self.secure.opened(half, pact, covered, {i: replies[i] for i in remaining(replies)})
-        return total if isinstance(total, str) else (senders, unflat(form, total))
+        covered = self.secure.covered(pacts, requests, form)
+        rows = {i: one.tree for i, one in half.answers(covered).items()}
+        opened = self.secure.opened(half, pacts, covered, sorted(rows), rows)
+        if isinstance(opened, str):
+            return opened
+        return opened.senders, unflat(form, self.secure.terms.scale.numbers(opened.total))

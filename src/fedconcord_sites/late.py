@@ -42,7 +42,8 @@ class Newcomers:
         if site in self.greeted:
             sizes = [size for size, _ in agreement.samples]
             kind = "setup"
-            fields = setup_of(self.source, agreement.sites, agreement.form, agreement.told, True, sizes)
+            about = agreement.form, agreement.told, True, sizes, agreement.homes
+            fields = setup_of(self.source, agreement.sites, *about)
         return codec.write(Frame(kind, agreement.run, FIRST, site, fields, {}))
 
     def heard(self, site: int, data: bytes) -> bool:

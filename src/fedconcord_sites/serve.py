@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedconcord.execution.job import Job, Row, State, has_own_models
 from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.sums import PLAIN, Sums
-from fedconcord.execution.messages.terms import Terms
+from fedconcord.execution.messages.terms import Plans, Terms
 from fedconcord.execution.run import readme
 from fedconcord.execution.run.clock import Clock
 from fedconcord.execution.run.final_model import RunOptions
@@ -21,6 +21,7 @@ from fedconcord.execution.run.observers import Observer
 from fedconcord.federation.objectives import Regularised, fairness
 from fedconcord.federation.objectives.card import card
 from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.contract import Roster
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.contract.weights import minimised
 from fedconcord.study.runs import training
@@ -31,13 +32,13 @@ from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
-from fedconcord_sites import handshake, private
+from fedconcord_sites import handshake, private, weighing
 from fedconcord_sites.asynchronous import Asynchronous, Trace, at_once
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.edges import EdgeExchange, EdgeSums
 from fedconcord_sites.engine import Sites
 from fedconcord_sites.exchange import Exchange, Flow
-from fedconcord_sites.form import UNJUDGED, has_own_noise, model_of, shell, source_of, terms_of
+from fedconcord_sites.form import UNJUDGED, by_edge, has_own_noise, model_of, shell, source_of, terms_of
 from fedconcord_sites.gate import PREFIX
 from fedconcord_sites.handshake import Agreed
 from fedconcord_sites.late import Newcomers
@@ -72,9 +73,10 @@ def check(
     """
     source = source_of(settings)
     through = EdgeExchange(edges, sites, exchange, source, lambda event: None) if edges else None
+    homes = _homes(source, through, sites)
     link = SiteLink(_names(sites), secrets.token_hex(8), through or exchange, wait, None)
     try:
-        agreement = handshake.agreed(settings, link, False, later)
+        agreement = handshake.agreed(settings, link, False, later, homes)
     except DifferError as differ:
         return differ.sentences
     if through is not None:
@@ -117,7 +119,8 @@ def serve(
             needs all sites misses one, or the folder is taken.
     """
     clock, tell = Clock(), see or (lambda event: None)
-    through = EdgeExchange(edges, sites, exchange, source_of(settings), tell) if edges else None
+    source = source_of(settings)
+    through = EdgeExchange(edges, sites, exchange, source, tell) if edges else None
     is_resumed = resume and (folder / handshake.NAME).exists()
     if not resume:
         refuse_taken(folder)
@@ -126,11 +129,14 @@ def serve(
         raise UserError(
             f"{folder} has the sites {', '.join(agreement.sites)}, given {', '.join(sites)}; resume it with the same"
         )
+    homes = _homes(source, through, sites if agreement is None else agreement.sites)
+    if agreement is not None and agreement.homes != homes:
+        raise UserError(f"{folder} has sums below other edge servers (secure.group); resume it with the same --tree")
     run = secrets.token_hex(8) if agreement is None else agreement.run
     link = SiteLink(_names(sites) if agreement is None else agreement.sites, run, through or exchange, wait, tell)
     if agreement is None:
         try:
-            agreement = handshake.agreed(settings, link, True, later)
+            agreement = handshake.agreed(settings, link, True, later, homes)
         except DifferError as differ:
             more = len(differ.sentences) - 1
             raise UserError(differ.sentences[0] + (f" (and {more} more)" if more else "")) from None
@@ -138,7 +144,6 @@ def serve(
         handshake.save(folder, agreement)
     trained, tested = (sum(one[k] for one in agreement.samples) for k in (0, 1))
     tell(Event("ready", f"{len(agreement.sites)} sites with {trained} samples to train on and {tested} to test on"))
-    source = source_of(settings)
     config, job = shell(source, agreement.form, len(agreement.sites))
     if config.clock is not None and config.cohort == len(agreement.sites):
         tell(Event("ready", "every update waits for the replies of all sites; set a smaller cohort to wait for nobody"))
@@ -177,15 +182,16 @@ def _served(
         job = replace(job, algorithm=first)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     observers: list[Observer] = [SitesSeen(deployed, agreement, link, folder, through)]
-    terms = terms_of(config, deployed.roster)
-    sums: Sums = PLAIN if terms is None else _secure(terms, agreement)
-    if through is not None:
-        sums = EdgeSums(through, link, agreement.form)
+    terms = terms_of(config, deployed.roster, agreement.homes)
+    of_edges = None if through is None else EdgeSums(through, link, agreement.form)
+    sums: Sums = of_edges or PLAIN
+    if terms is not None:
+        sums = _secure(terms, agreement, weighing.plans(job, deployed.roster), of_edges)
     if has_own_noise(source):
         deployed.is_judged = False
         tell(Event("ready", f"no model is judged: {UNJUDGED}; judge the last one on public data (fedconcord predict)"))
     if terms is not None:
-        deployed.jury = _jury(terms, agreement, RemoteStore(link, job.algorithm, problem, ()))
+        deployed.jury = _jury(terms, agreement, deployed.roster, RemoteStore(link, job.algorithm, problem, ()))
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
         sums = by_reply = Asynchronous(link, flow, job.schedule, config.rounds)
         observers.append(Trace(by_reply, folder))
@@ -236,22 +242,37 @@ def _served(
     return finished(folder)
 
 
-def _jury(terms: Terms, agreement: Agreed, store: RemoteStore) -> Jury:
+def _homes(source: Source, through: EdgeExchange | None, sites: Sequence[str]) -> list[int] | None:
+    """The number of each site's edge server, where secure sums are made below these.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not by_edge(source):
+        return None
+    if through is None:
+        raise UserError("secure.group is edge, and there are no edge servers; name them by --tree, or leave it out")
+    return through.numbers_of(sites)
+
+
+def _jury(terms: Terms, agreement: Agreed, roster: Roster, store: RemoteStore) -> Jury:
     from fedconcord_sites import jury  # which needs a package for its cryptography
 
-    return jury.Jury(_secure(jury.terms_of_figures(terms), agreement, PREFIX), store)
+    plans = weighing.plans_of_figures(roster)
+    return jury.Jury(_secure(jury.terms_of_figures(terms), agreement, plans, None, PREFIX), store)
 
 
-def _secure(terms: Terms, agreement: Agreed, prefix: str = "") -> Secure:
+def _secure(terms: Terms, agreement: Agreed, plans: Plans, of_edges: EdgeSums | None, prefix: str = "") -> Secure:
     from fedconcord.execution.messages.masks import Peer
-    from fedconcord.execution.messages.secure import Secure
+    from fedconcord.execution.messages.secure import Secure, one_by_one
     from fedconcord_sites import ring  # which need a package for their cryptography
 
     try:
         keys = {name: ring.of_text((agreement.keys or {})[name]) for name in agreement.sites}
     except (KeyError, ValueError):
         raise UserError(f"{handshake.NAME} has no keys of the sites, which secure sums need; begin a new run") from None
-    return Secure(terms, {i: Peer(f"site {name}", keys[name]) for i, name in enumerate(agreement.sites)}, prefix)
+    peers = {i: Peer(f"site {name}", keys[name]) for i, name in enumerate(agreement.sites)}
+    return Secure(terms, peers, prefix, plans, one_by_one if of_edges is None else of_edges.collect)
 
 
 class SitesSeen(Observer):

@@ -42,7 +42,7 @@ from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Roster, space_of
+from fedconcord.method.contract import Roster, Weights, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.study.settings.problem import divided
@@ -54,6 +54,7 @@ from fedconcord_sites import bounds, private, weighing
 from fedconcord_sites.form import (
     UNJUDGED,
     Form,
+    by_edge,
     facts,
     form_of,
     has_own_noise,
@@ -314,16 +315,16 @@ class Site:
 
         client, rules = frame.client, self.gate.rules
         keys = ring.ring(self.keys, self.name, client, _sites(frame))
-        terms = terms_of(config, roster)
+        terms = terms_of(config, roster, weighing.homes(frame, rules) if by_edge(self.source) else None)
         assert terms is not None
-        of_rounds = "secrets.json", terms, weighing.plans_of(job, roster, client, rules)
-        of_figures = "judging.json", terms_of_figures(terms), weighing.plans_of_figures(roster, client, rules)
 
-        def member(name: str, terms: Terms, plans: Plans) -> Member:
+        def member(name: str, terms: Terms, kind: Weights, plans: Plans) -> Member:
             safe = FileSafe(self.folder / frame.method / name)
+            plans = weighing.within(rules, client, kind, roster.sizes, plans)
             return Member(client, frame.method, terms, safe, space_of(job.problem), keys, plans)
 
-        return member(*of_rounds), member(*of_figures)
+        of_rounds = member("secrets.json", terms, job.algorithm.weights, weighing.plans(job, roster))
+        return of_rounds, member("judging.json", terms_of_figures(terms), "size", weighing.plans_of_figures(roster))
 
     # -- the rounds ------------------------------------------------------------------------------------------------
 

@@ -237,6 +237,10 @@ class SiteLink:
         self.voids += 1
         self.see(Event("void", why))
 
+    def apart(self, why: str) -> None:
+        """Some of a round's sites count as absent."""
+        self.see(Event("void", why))
+
     def _presence(self, site: int, there: bool) -> None:
         record, name = self.records[site], self.sites[site]
         record.missed += not there
@@ -255,7 +259,9 @@ class SiteLink:
     def hooks(self) -> Hooks:
         """How a `RemoteServer` speaks of sites, and to whom."""
         remedy = "go on with the run (resume) when the site is there again, or use"
-        return Hooks(lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.far, self.void)
+        return Hooks(
+            lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.far, self.void, self.apart
+        )
 
     def write(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """As `Way` says: all that is counted."""

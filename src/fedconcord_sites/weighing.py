@@ -12,8 +12,8 @@ import numpy as np
 
 from fedconcord.execution.job import Job
 from fedconcord.execution.messages.codec import Frame, FrameError, whole
-from fedconcord.execution.messages.terms import Plans
-from fedconcord.method.contract import Plan, Roster, roster_of, weights
+from fedconcord.execution.messages.terms import FEWEST, Plans
+from fedconcord.method.contract import Plan, Roster, Weights, roster_of, weights
 from fedconcord.support.errors import UserError
 from fedconcord_sites.policy import Policy
 
@@ -47,39 +47,59 @@ def _numbers(frame: Frame, field: str, mine: int, what: str) -> list[int]:
     return numbers
 
 
-def plans_of(job: Job, roster: Roster, client: int, rules: Policy) -> Plans:
-    """The plans of a site's rounds, as its sums ask for them.
+def homes(frame: Frame, rules: Policy) -> tuple[int, ...]:
+    """The number of each site's edge server, as the server says it where secure sums are made below these.
 
     Args:
-        client: the site's number.
-        rules: how much of a sum's weight it may have.
+        rules: how many sites a sum is to have.
 
     Raises:
-        FrameError: it has more of all sites' weight than that. A plan raises UserError where it has more of a sum's.
+        FrameError: it says none, or too few sites are below this one's.
     """
+    homes = tuple(whole(one) for one in frame.fields.get("homes") or ())
+    if len(homes) != whole(frame.fields["clients"]):
+        raise FrameError("its job has sums below edge servers (secure.group), and nobody told it whose sites are whose")
+    count, least = homes.count(homes[frame.client]), max(FEWEST, rules.least_sites)
+    if count < least:
+        raise FrameError(f"{count} sites are below its edge server, and a sum of this site's has {least} at least")
+    return homes
+
+
+def plans(job: Job, roster: Roster) -> Plans:
+    """The plans of a job's rounds, as secure sums ask for them."""
     kind = job.algorithm.weights
 
     def plan_of(round: int, ids: Sequence[int]) -> Plan:
         plan = job.schedule.plan(round, job.algorithm, roster)
         return weights.redrawn(plan, np.isin(plan.ids, ids), kind)
 
-    return _within(rules, client, weights.objective(kind, roster.sizes), plan_of)
+    return plan_of
 
 
-def plans_of_figures(roster: Roster, client: int, rules: Policy) -> Plans:
-    """The plans of sums of all sites' figures, of which each has the share of its training samples; as `plans_of`."""
+def plans_of_figures(roster: Roster) -> Plans:
+    """The plans of sums of all sites' figures, of which each has the share of its training samples."""
 
     def plan_of(number: int, ids: Sequence[int]) -> Plan:
         here = np.array([i for i in ids if i < roster.n], np.int64)
         ones = np.ones(len(here))
         return Plan(number, here, np.ones(len(here), np.int64), roster.sizes[here], ones, ones, 0.0, 0)
 
-    return _within(rules, client, roster.sizes, plan_of)
+    return plan_of
 
 
-def _within(rules: Policy, client: int, w: np.ndarray, plan_of: Plans) -> Plans:
-    """These plans where a site has no more of their weight than its policy allows."""
-    why = rules.refuses_weight(w, client)
+def within(rules: Policy, client: int, kind: Weights, sizes: np.ndarray, plan_of: Plans) -> Plans:
+    """The plans of a site's sums.
+
+    Args:
+        rules: how much of a sum's weight it may have.
+        client: the site's number.
+        kind: of the weights of all sites.
+        sizes: [N] of these.
+
+    Raises:
+        FrameError: it has more of all sites' weight than that. A plan raises UserError where it has more of a sum's.
+    """
+    why = rules.refuses_weight(weights.objective(kind, sizes), client)
     if why is not None:
         raise FrameError(why)
 

@@ -293,7 +293,7 @@ def test_a_killed_root_goes_on_with_other_edges(files: Path, tmp_path: Path) -> 
         ({"clock": "asynchronous(2)"}, "edge servers .tree. add up what clients send in a round"),
         ({"model": "2nn", "adapters": "lora(where='1|3',rank=[1,3])", "aggregate": "flora"}, "not summed"),
         ({"method": "losac", "algorithm": {"blocks": 2, "init": "gradient"}}, "which edge servers do not add up"),
-        ({"secure": {"clip": 8}}, "edge servers add up what secure sums hide"),
+        ({"secure": {"clip": 8, "group": "edge"}}, "2 sites are below edge server north, and a secure sum of fewer"),
     ],
 )
 def test_what_does_not_nest_is_refused(change: dict[str, Any], sentence: str, files: Path, tmp_path: Path) -> None:

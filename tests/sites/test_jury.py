@@ -110,7 +110,10 @@ def test_a_model_for_each_site_gives_no_sum(is_bound: bool, files: Path, tmp_pat
     here.serve(meddling(here, other))
     voids = [event.text for event in here.events if event.kind == "void"]
     if is_bound:
-        assert voids == ["the model was not judged: the sum of the sites' figures is not of their samples"] * 2
+        assert len(voids) == 2
+        noise = "what came under masks is beyond what so many contributions can come to"  # nearly always
+        rest = "the sum of the sites' figures is not of their samples"
+        assert {*voids} <= {f"the model was not judged: {why}" for why in (noise, rest)}
         assert here.metrics() == []
     else:
         assert voids == []

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_deploy_core import BASE, Federation, files, quick_disk, text, with_
+from test_deploy_core import BASE, SITES, Federation, files, quick_disk, text, with_
+from test_edges import Nested
 
 from fedconcord.interface.cli.main import call
 from fedconcord_flower.preview import NOISE, NOISY, NOTHING, TELLS, preview
@@ -16,6 +17,7 @@ __all__ = ["files", "quick_disk"]  # fixtures
 JOBS: dict[str, dict[str, Any]] = {
     "plain": with_(BASE, method="scaffold", cohort=3, rounds=2),
     "secure": with_(BASE, method="mimesvrg", cohort=3, rounds=2, secure={"clip": 64.0, "bits": 48}),
+    "sums below edges": with_(BASE, method="scaffold", cohort=3, rounds=2, secure={"clip": 64.0, "group": "edge"}),
     "losses": with_(BASE, method="fedavg", cohort=2, rounds=2, sampling="power_of_choice(3)"),
     "asynchronous": with_(BASE, method="scaffold", cohort=1, rounds=2, clock="asynchronous(3)"),
 }
@@ -24,6 +26,8 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", sorted(JOBS))
 def test_what_is_shown_is_what_leaves(name: str, files: Path, tmp_path: Path) -> None:
     here = Federation(JOBS[name], files, tmp_path)
+    if name == "sums below edges":
+        here = Nested(JOBS[name], files, tmp_path, homes={"only": SITES})
     here.serve()
     lines = Ledger(tmp_path / "sites" / "bern" / "ledger.txt").lines()
     shown, why = preview(text(JOBS[name]), files / "bern.csv", "bern")
@@ -50,6 +54,8 @@ def test_what_is_shown_is_what_leaves(name: str, files: Path, tmp_path: Path) ->
         assert {one.tells for one in shown if one.kind in ("reply", "gradient")} == {NOISE}
         assert (by_kind["agree"].most, by_kind["train"].most) == (4, 2)  # two sums a round
         assert {one.tells for one in shown if one.kind in ("keys", "dealt", "agreed", "shares")} == {NOTHING}
+    elif name == "sums below edges":
+        assert by_kind["orders"].tells == NOISE
     elif name == "losses":
         assert by_kind["loss"].tells == TELLS["loss"]
     else:

@@ -128,7 +128,7 @@ class Liar:
         self.here, self.numbers = here, numbers
         terms = serve.terms_of
         monkeypatch.setattr(
-            serve, "terms_of", lambda config, roster: terms(config, roster_of(np.cumsum([0, *numbers])))
+            serve, "terms_of", lambda config, roster, homes: terms(config, roster_of(np.cumsum([0, *numbers])), homes)
         )
 
     def exchange(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:

@@ -131,7 +131,7 @@ class Member:
             raise UserError("the keys of this sum are not those of its clients")
         if len(ids) < FEWEST:
             raise UserError(f"a sum of {len(ids)} clients, of fewer than {FEWEST}, hides nobody")
-        needed = self.terms.needed(len(ids))
+        needed = self._needed(frame.round, ids)
         if len(ids) < needed:
             raise UserError(
                 f"{len(ids)} clients began this sum, and {needed} of its job's cohort are needed to open it"
@@ -139,6 +139,8 @@ class Member:
         for i in ids:
             if i not in self.ring.peers:
                 raise UserError(f"client {i} is in this sum, and it knows nobody of that number")
+            if self.terms.homes is not None and self.terms.homes[i] != self.terms.homes[self.id]:
+                raise UserError(f"{self.ring.peers[i].name} is in this sum, and is below another edge server")
             if not self._has_signed(i, cards[i][2 * KEY :], card(self.run, frame.round, secret.part, i, cards[i])):
                 raise UserError(f"the keys of {self.ring.peers[i].name} for this sum are not signed by it")
         if strange := sorted({*ids} - {*self.plans(frame.round, ids).ids.tolist()}):
@@ -175,9 +177,10 @@ class Member:
         among = _ids(about_sum["among"])
         if self.id not in among or not set(among) <= set(secret.ids):
             raise UserError("the clients of this sum are not those that shares were dealt for")
-        if len(among) < self.terms.needed(len(secret.ids)):
+        if len(among) < self._needed(frame.round, secret.ids):
             raise UserError(f"{len(among)} of {len(secret.ids)} clients are left in this sum, too few to open it")
-        plan = self.plans(frame.round, among)
+        self.plans(frame.round, among)  # which refuses a sum of which it would weigh too much
+        plan = self.plans(frame.round, self.terms.weighed(among))
         place = plan.ids.tolist().index(self.id)
         values = flat(contribution(sender_of(self.space, plan, place), cohort_of(self.space, plan)))
         if not np.isfinite(values).all():
@@ -196,11 +199,11 @@ class Member:
             or bytes(2 * SHARE)
             for k, i in enumerate(among)
         )
-        kind = self.terms.scale.kind(len(secret.ids))
+        kind = self.terms.kind(secret.ids)
         bond = bound(about, among, frame.tensors)
         others = {i: key[i][KEY : 2 * KEY] for i in among if i != self.id}
         draw = rng.generator(plan.seed, rng.Purpose.ROUND, frame.round, self.id)
-        rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
+        rounded = self.terms.scale.integers(values, draw.random(len(values)), len(self.terms.weighed(secret.ids)))
         covered = rounded + masks.mask(secret.seed, len(values), kind)
         covered = covered + masks.pairwise(self.id, secret.private, others, bond, len(values), kind)
         self._put(secret, stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")
@@ -215,7 +218,7 @@ class Member:
         secret, ids_heard = self._at(frame, "covered"), _ids(frame.fields["heard"])
         if self.id not in ids_heard or not set(ids_heard) <= set(secret.among):
             raise UserError("those who were heard are not those of this sum")
-        needed = self.terms.needed(len(secret.ids))
+        needed = self._needed(frame.round, secret.ids)
         if len(ids_heard) < needed:
             raise UserError(f"{len(ids_heard)} clients were heard, and {needed} are needed")
         self._put(secret, stage="agreed", survivors=ids_heard)
@@ -233,7 +236,7 @@ class Member:
         )
         digest, others = self._list(secret, secret.survivors), set(secret.survivors) - {self.id}
         agreeing = 1 + sum(self._has_signed(i, signatures[i], digest) for i in signers if i in others)
-        needed = self.terms.needed(len(secret.ids))
+        needed = self._needed(frame.round, secret.ids)
         if agreeing < needed:
             raise UserError(f"{agreeing} clients have signed that these were heard, and {needed} are needed")
         pairs = _rows(secret.shares, 2 * SHARE)
@@ -254,6 +257,9 @@ class Member:
 
     def _put(self, secret: Secret, **changes: Any) -> None:
         self.safe.write(Secret(**{**vars(secret), **changes}))
+
+    def _needed(self, round: int, ids: Sequence[int]) -> int:
+        return self.terms.of_group(round, self.id, self.plans).needed(len(ids))
 
     def _has_signed(self, client: int, signature: bytes, digest: bytes) -> bool:
         return masks.is_signed(self.ring.peers[client].key, signature, digest)

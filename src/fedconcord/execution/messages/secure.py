@@ -4,11 +4,14 @@ A sum takes five exchanges (`member` says what is in each): keys, shares, orders
 signatures of who was heard, opening. Who is lost before the third is out of the sum; who is lost in it, is taken out of
 it with the others' shares; who is lost after it is in it. Below the threshold nothing is opened, and the round changes
 nothing.
+
+Where sums are made below edge servers (`Terms.homes`) each is one of these, and all make an exchange at once. Totals
+are whole numbers, and come together to what one sum would. Clients whose sum cannot be opened are out of the round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,8 +22,8 @@ from fedconcord.execution.messages import masks
 from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Peer, is_signed
 from fedconcord.execution.messages.member import CARD, bound, card, context, heard_of
 from fedconcord.execution.messages.server import RemoteServer, Reply, Request
-from fedconcord.execution.messages.sums import Requests, Summed, form_of_total
-from fedconcord.execution.messages.terms import FEWEST, STEPS, Terms
+from fedconcord.execution.messages.sums import Heard, Requests, Summed, form_of_total
+from fedconcord.execution.messages.terms import FEWEST, STEPS, Plans, Terms, signed
 from fedconcord.method.contract import (
     PRELUDE,
     Phase,
@@ -55,10 +58,27 @@ class Pact(NamedTuple):
     cohort: int  # of so many
 
 
+class Opened(NamedTuple):
+    """What came of it."""
+
+    senders: list[int]  # whose contributions they are
+    total: np.ndarray  # [L] int64, in steps of the scale
+
+
 T = TypeVar("T")
+Steps = Generator[dict[int, Request], dict[int, Reply], T]
+"""Exchanges of one sum: what its clients are asked, and then their replies."""
+Remaining = Callable[[Sequence[int], Mapping[int, Reply]], list[int]]
+"""(clients that were asked, replies) -> who is still in their sum, in order."""
+Collect = Callable[[RemoteServer, Requests], Heard]
+"""How a round's contributions come under masks."""
 CPU = torch.device("cpu")
-Remaining = Callable[[Mapping[int, Reply]], list[int]]
-"""Replies of a sum's clients -> who is still in it, in order."""
+
+
+def one_by_one(half: RemoteServer, requests: Requests) -> Heard:
+    """Each client's to the server itself."""
+    replies = half.hear(requests)
+    return Heard(replies, {i: one.tree for i, one in replies.items()})
 
 
 class Secure:
@@ -68,70 +88,109 @@ class Secure:
         peers: all clients. The server looks at signatures so that a wrong one puts its own client alone out of the sum;
             that it makes up no clients they see to themselves.
         prefix: of the kinds of messages beside that which a contribution answers.
+        plans: as the clients' own, where sums are made below edge servers.
+        collect: a round's contributions.
     """
 
-    def __init__(self, terms: Terms, peers: Mapping[int, Peer], prefix: str = "") -> None:
-        self.terms, self.peers, self.prefix = terms, peers, prefix
+    def __init__(
+        self,
+        terms: Terms,
+        peers: Mapping[int, Peer],
+        prefix: str = "",
+        plans: Plans | None = None,
+        collect: Collect = one_by_one,
+    ) -> None:
+        self.terms, self.peers, self.prefix, self.plans, self.collect = terms, peers, prefix, plans, collect
 
     def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; a sum that cannot be opened is one of nobody."""
-        if not len(requests.plan.ids):
-            return Summed(requests.plan, {}, None)
-        after = requests.plan
+        plan = requests.plan
+        if not len(plan.ids):
+            return Summed(plan, {}, None)
 
-        def remaining(answers: Mapping[int, Reply]) -> list[int]:
-            nonlocal after
-            after = half.only(after, answers)
-            return after.ids.tolist()  # type: ignore[no-any-return]
+        def only(ids: Sequence[int]) -> Plan:
+            return weights.redrawn(plan, np.isin(plan.ids, ids), half.algorithm.weights)
 
-        pact = self.meet(half, after.round, phase.number, after.ids.tolist(), remaining)
-        if isinstance(pact, str):
-            return self._void(half, requests.plan, pact)
-        before = after
+        def remaining(ids: Sequence[int], answers: Mapping[int, Reply]) -> list[int]:
+            return half.only(only(ids), answers).ids.tolist()  # type: ignore[no-any-return]
+
+        pacts = self.meet(half, plan.round, phase.number, plan.ids.tolist(), remaining)
+        if isinstance(pacts, str):
+            return self._void(half, plan, pacts)
+        before = only([i for pact in pacts for i in pact.among])
         form = form_of_total(phase, half.forms, cohort_of(half.space, before))
-        covered = self.covered(pact, requests.of_client, form)
-        replies = half.hear(Requests(before, covered, lost=requests.lost))
-        total = self.opened(half, pact, covered, {i: replies[i] for i in remaining(replies)})
-        if isinstance(total, str):
-            return self._void(half, after, total)
+        covered = self.covered(pacts, requests.of_client, form)
+        replies, rows = self.collect(half, Requests(before, covered, lost=requests.lost))
+        opened = self.opened(half, pacts, covered, remaining(before.ids.tolist(), replies), rows)
+        if isinstance(opened, str):
+            return self._void(half, plan, opened)
+        after = only(remaining(plan.ids.tolist(), {i: replies[i] for i in opened.senders}))
+        if self.terms.homes is not None:
+            assert self.plans is not None
+            before = self.plans(plan.round, self.terms.weighed(opened.senders))
         message = messages(half.algorithm)[0 if phase.number == PRELUDE else -1][1]
         scaled = factors(phase.contribute, message, half.space, before, after)
         if scaled is None:
-            return self._void(half, after, "its weights depend on who was lost")
-        return Summed(after, replies, unflat(form, total, scaled, half.space.device))
+            return self._void(half, plan, "its weights depend on who was lost")
+        return Summed(after, replies, unflat(form, self.terms.scale.numbers(opened.total), scaled, half.space.device))
 
-    def meet(self, half: RemoteServer, round: int, part: int, ids: Sequence[int], remaining: Remaining) -> Pact | str:
-        """Keys and shares of clients, or why there is no sum of theirs."""
-        answers = half.answers(self._to_all(half, "keys", round, ids, {"part": part}, {}, _bytes(CARD)))
+    def meet(
+        self, half: RemoteServer, round: int, part: int, ids: Sequence[int], remaining: Remaining
+    ) -> list[Pact] | str:
+        """Keys and shares of clients, for each of their sums; or why there is none."""
+        groups = self.terms.groups(ids)
+        return _those(half, groups, at_once(half, [self._met(half, round, part, one, remaining) for one in groups]))
+
+    def opened(
+        self,
+        half: RemoteServer,
+        pacts: Sequence[Pact],
+        covered: Mapping[int, Request],
+        senders: Sequence[int],
+        rows: Mapping[int, Tensor],
+    ) -> Opened | str:
+        """What came under masks from these senders, or why it cannot be had."""
+        groups = [[i for i in pact.among if i in senders] for pact in pacts]
+        openings = [self._opened(half, *one, covered, rows) for one in zip(pacts, groups, strict=True)]
+        each = _those(half, [pact.among for pact in pacts], at_once(half, openings, left_out=False))
+        if isinstance(each, str):
+            return each
+        return Opened(sorted(i for one in each for i in one.senders), np.sum([one.total for one in each], axis=0))
+
+    def _met(
+        self, half: RemoteServer, round: int, part: int, ids: Sequence[int], remaining: Remaining
+    ) -> Steps[Pact | str]:
+        answers = yield self._to_all(half, "keys", round, ids, {"part": part}, {}, _bytes(CARD))
         keys = {i: _raw(one.tree) for i, one in answers.items()}
         for i, one in keys.items():
             if not (masks.usable(one[:KEY]) and masks.usable(one[KEY : 2 * KEY])):
                 self._refuse(half, answers, i, "a key that is none")
             elif not is_signed(self.peers[i].key, one[2 * KEY :], card(half.method, round, part, i, one)):
                 self._refuse(half, answers, i, "keys that are not signed with the key by which others know it")
-        ids = remaining(answers)
+        terms = self.terms if self.plans is None else self.terms.of_group(round, ids[0], self.plans)
+        ids = remaining(ids, answers)
         if len(ids) < FEWEST:
             return f"{_sites(len(ids))} answered, and a sum of fewer than {FEWEST} hides nobody"
-        needed, cohort = self.terms.needed(len(ids)), max(len(ids), self.terms.cohort)
+        needed, cohort = terms.needed(len(ids)), max(len(ids), terms.cohort)
         if len(ids) < needed:
             return _too_few(len(ids), cohort, needed)
         fields, tensors = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
         form = Dealt(_bytes(len(ids), SEALED), _bytes(KEY))
-        dealt = half.answers(self._to_all(half, "deal", round, ids, fields, tensors, form))
-        among = remaining(dealt)
+        dealt = yield self._to_all(half, "deal", round, ids, fields, tensors, form)
+        among = remaining(ids, dealt)
         if len(among) < needed:
             return _too_few(len(among), cohort, needed)
         about = context(half.method, round, part, ids, b"".join(keys[i] for i in ids), self.terms)
         places = {i: k for k, i in enumerate(ids)}
         return Pact(round, part, among, about, places, keys, {i: one.tree for i, one in dealt.items()}, needed, cohort)
 
-    def covered(self, pact: Pact, requests: Mapping[int, Request], form: Tree) -> dict[int, Request]:
-        """These requests to all of a pact, answered by contributions of this form under masks."""
+    def covered(self, pacts: Sequence[Pact], requests: Mapping[int, Request], form: Tree) -> dict[int, Request]:
+        """These requests to all of these sums, answered by contributions of this form under masks."""
         length = sum(leaf.numel() for leaf in tree_leaves(form).values())
-        kind = self.terms.scale.kind(len(pact.places))
-        like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
         covered = {}
-        for i in pact.among:
+        for i, pact in {i: one for one in pacts for i in one.among}.items():
+            kind = self.terms.kind([*pact.places])
+            like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
             frame = requests[i].frame
             fields = {**frame.fields, "sum": {"part": pact.part, "among": pact.among}}
             sealed = torch.stack([pact.dealt[j].sealed[pact.places[i]] for j in pact.among])
@@ -139,20 +198,23 @@ class Secure:
             covered[i] = requests[i]._replace(frame=frame, name="covered", like=like)
         return covered
 
-    def opened(
-        self, half: RemoteServer, pact: Pact, covered: Mapping[int, Request], replies: Mapping[int, Reply]
-    ) -> np.ndarray | str:
-        """The total [L] of what came under masks, or why it cannot be had."""
-        among, senders, part = pact.among, sorted(replies), pact.part
+    def _opened(
+        self,
+        half: RemoteServer,
+        pact: Pact,
+        senders: list[int],
+        covered: Mapping[int, Request],
+        rows: Mapping[int, Tensor],
+    ) -> Steps[Opened | str]:
+        among, part = pact.among, pact.part
         if len(senders) < pact.needed:
             return _too_few(len(senders), pact.cohort, pact.needed)
-        signatures = self._agreed(half, pact, senders)
+        signatures = yield from self._agreed(half, pact, senders)
         if len(signatures) < pact.needed:
             return _too_few(len(signatures), pact.cohort, pact.needed)
         form, fields = _bytes(len(among), SHARE), {"part": part, "signers": sorted(signatures)}
         tensors = {"signatures/": torch.stack([signatures[i] for i in sorted(signatures)]).cpu()}
-        opening = self._to_all(half, "open", pact.round, sorted(signatures), fields, tensors, form)
-        shares = half.answers(opening, left_out=False)
+        shares = yield self._to_all(half, "open", pact.round, sorted(signatures), fields, tensors, form)
         if len(shares) < pact.needed:
             return _too_few(len(shares), pact.cohort, pact.needed)
         secrets = {}
@@ -162,28 +224,28 @@ class Secure:
             if len(usable) < pact.needed:
                 return f"{len(usable)} usable shares of {half.hooks.name(i)} came, and {pact.needed} are needed"
             secrets[i] = masks.joined(dict(usable))
-            if i in replies and masks.commitment(secrets[i]) != _raw(pact.dealt[i].commitment):
+            if i in senders and masks.commitment(secrets[i]) != _raw(pact.dealt[i].commitment):
                 return f"the shares that came do not open the mask of {half.hooks.name(i)}"
-            if i not in replies and masks.public_of(secrets[i]) != pact.keys[i][KEY : 2 * KEY]:
+            if i not in senders and masks.public_of(secrets[i]) != pact.keys[i][KEY : 2 * KEY]:
                 return f"the shares that came are not of the key of {half.hooks.name(i)}"
-        kind = self.terms.scale.kind(len(pact.places))
-        rows = [replies[i].tree.cpu().numpy().view(kind) for i in senders]
-        total = np.sum(rows, axis=0, dtype=kind)
+        kind = self.terms.kind([*pact.places])
+        total = np.sum([rows[i].cpu().numpy().view(kind) for i in senders if i in rows], axis=0, dtype=kind)
         bond = bound(pact.about, among, covered[among[0]].frame.tensors)
         for i in among:
-            if i in replies:
+            if i in senders:
                 total = total - masks.mask(secrets[i], len(total), kind)
             else:
                 others = {j: pact.keys[j][KEY : 2 * KEY] for j in senders}
                 total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
-        return self.terms.scale.numbers(np.asarray(total))
+        whole = signed(np.asarray(total))
+        if np.abs(whole).max(initial=0) > len(senders) << self.terms.scale.bits:
+            return "what came under masks is beyond what so many contributions can come to"
+        return Opened(senders, whole)
 
-    def _agreed(self, half: RemoteServer, pact: Pact, senders: Sequence[int]) -> dict[int, Tensor]:
+    def _agreed(self, half: RemoteServer, pact: Pact, senders: Sequence[int]) -> Steps[dict[int, Tensor]]:
         """The signatures of who was heard [SIGNATURE], by who signed."""
         fields, digest = {"part": pact.part, "heard": senders}, heard_of(pact.about, pact.among, senders)
-        answers = half.answers(
-            self._to_all(half, "agree", pact.round, senders, fields, {}, _bytes(SIGNATURE)), left_out=False
-        )
+        answers = yield self._to_all(half, "agree", pact.round, senders, fields, {}, _bytes(SIGNATURE))
         for i, one in [*answers.items()]:
             if not is_signed(self.peers[i].key, _raw(one.tree), digest):
                 self._refuse(half, answers, i, "a signature that is not of the key by which others know it")
@@ -211,6 +273,43 @@ class Secure:
         """The message of a step to all of these clients."""
         kind, answer = self.prefix + step, STEPS[step]
         return {i: Request(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
+
+
+def at_once(half: RemoteServer, sums: Sequence[Steps[T]], left_out: bool = True) -> list[T]:
+    """What several sums come to, each of whose exchanges is one of all.
+
+    Args:
+        left_out: who does not answer is out of the round.
+    """
+    ends, questions = dict[int, T](), dict[int, dict[int, Request]]()
+    replies: Mapping[int, Reply] | None = None
+    while replies is None or questions:
+        for k, steps in enumerate(sums):
+            if k in ends:
+                continue
+            try:
+                if replies is None:
+                    questions[k] = next(steps)
+                else:
+                    questions[k] = steps.send({i: replies[i] for i in questions[k] if i in replies})
+            except StopIteration as end:
+                ends[k] = end.value
+                questions.pop(k, None)
+        replies = half.answers(
+            {i: one for of_sum in questions.values() for i, one in of_sum.items()}, left_out=left_out
+        )
+    return [ends[k] for k in range(len(sums))]
+
+
+def _those(half: RemoteServer, groups: Sequence[Sequence[int]], outcomes: Sequence[T | str]) -> list[T] | str:
+    """What came of groups of clients, those aside that have no sum, which is said; why, where that is all of them."""
+    remaining = [one for one in outcomes if not isinstance(one, str)]
+    for ids, why in zip(groups, outcomes, strict=True):
+        if isinstance(why, str):
+            if not remaining:
+                return why
+            half.hooks.apart(f"{', '.join(map(half.hooks.name, ids))} are in no sum: {why}")
+    return remaining
 
 
 def unflat(form: T, values: np.ndarray, scaled: Sequence[float] | None = None, device: torch.device = CPU) -> T:

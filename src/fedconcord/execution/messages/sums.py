@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.execution.messages.lengths import far
@@ -31,6 +32,13 @@ class Summed(NamedTuple):
     plan: Plan  # of those whose contribution is in the total, or comes in a later round
     replies: Mapping[int, Reply]
     total: Tree | None  # None: of nobody
+
+
+class Heard(NamedTuple):
+    """What came of it under masks."""
+
+    replies: Mapping[int, Reply]
+    rows: Mapping[int, Tensor]  # [L] masked numbers by client; the total of several clients' stands at one of them
 
 
 class Sums(Protocol):

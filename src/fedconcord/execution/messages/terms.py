@@ -47,8 +47,12 @@ class Scale(NamedTuple):
 
     def numbers(self, total: np.ndarray) -> np.ndarray:
         """The inverse of `integers` for a sum [L], in float64."""
-        signed = total.view(np.int32 if total.dtype == np.uint32 else np.int64)
-        return signed.astype(np.float64) * self.step
+        return signed(total).astype(np.float64) * self.step
+
+
+def signed(total: np.ndarray) -> np.ndarray:
+    """What a sum [L] modulo 2^32 or 2^64 stands for, in int64."""
+    return total.view(np.int32 if total.dtype == np.uint32 else np.int64).astype(np.int64)
 
 
 class Terms(NamedTuple):
@@ -58,6 +62,29 @@ class Terms(NamedTuple):
     share: float  # of the clients that must be heard to the end
     cohort: int  # clients of a round, by the job: a server that says most of them are away makes no sum of the others
     samples: tuple[int | tuple[int, int], ...]  # [N] training samples, with tokens that weigh; each looks after its own
+    homes: tuple[int, ...] | None = None  # [N] the edge server of each, below which its sum is made; None: one of all
+
+    def groups(self, clients: Sequence[int]) -> list[list[int]]:
+        """These clients by the sums that they are in."""
+        if (homes := self.homes) is None:
+            return [[*clients]]
+        return [[i for i in clients if homes[i] == home] for home in sorted({homes[i] for i in clients})]
+
+    def of_group(self, round: int, client: int, plans: Plans) -> Terms:
+        """The terms of one client's sum of a round: below an edge server its cohort are those there who are drawn."""
+        if self.homes is None:
+            return self
+        group = [i for i, home in enumerate(self.homes) if home == self.homes[client]]
+        return self._replace(cohort=len(plans(round, group).ids))
+
+    def kind(self, clients: Sequence[int]) -> np.dtype[np.unsignedinteger]:
+        """The modulus of the sum of these: below edge servers one that fits the sum of all, in which totals add up."""
+        return self.scale.kind(len(self.weighed(clients)))
+
+    def weighed(self, clients: Sequence[int]) -> Sequence[int]:
+        """Of whose plan the weights are in the sum of these: of theirs, or of the cohort below all edge servers, which
+        the server corrects by what is left of it."""
+        return clients if self.homes is None else range(len(self.homes))
 
     def needed(self, clients: int) -> int:
         """Of how many clients the shares open a sum that so many began: `share` of the cohort, and always more than

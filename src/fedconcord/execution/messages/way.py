@@ -24,6 +24,7 @@ class Hooks(NamedTuple):
     refuse: Callable[[int, str], None] = lambda client, why: None  # why: a few words
     far: Callable[[int, float], None] | None = None  # times: how long its message is, over the median of the others'
     void: Callable[[str], None] = lambda why: None  # a round that changed nothing; why: a sentence
+    apart: Callable[[str], None] = lambda why: None  # clients that are in no sum of a round; why: a sentence
 
 
 class Way(Protocol):

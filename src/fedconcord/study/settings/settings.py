@@ -132,8 +132,7 @@ class EngineSettings(BaseModel):
     store: Literal["memory", "disk"] = "memory"
     """where the state of clients is kept between rounds: in memory, or on disk, in the folder of the run"""
     rows: Literal["full", "bfloat16", "float16"] = "full"
-    """floating-point type of the clients' state between rounds: full is that of dtype; 2-byte numbers make exact
-    methods inexact"""
+    """floating-point type of the clients' state between rounds: full is that of dtype; 2 bytes make methods inexact"""
 
 
 class WireSettings(BaseModel):
@@ -166,6 +165,8 @@ class SecureSettings(BaseModel):
     """number of bits of a masked number; the sum over S sites has an error of up to S clip / 2^bits"""
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.67
     """fraction of a round's sites that must be there to the end of a secure sum, so that it is opened"""
+    group: Literal["cohort", "edge"] = "cohort"
+    """whose masks cancel: those of a round's sites, or of those below one edge server, whose sum is known then"""
 
 
 class EvalSettings(BaseModel):
@@ -180,8 +181,7 @@ class EvalSettings(BaseModel):
     """number of training samples, always the same, on which the train loss is measured; if none, 10000, or fewer by
     counted work"""
     clients: bool | None = None
-    """whether the model is evaluated at every client after the last round; if none, by counted work, which is true for
-    most jobs"""
+    """whether the model is evaluated at every client after the last round; if none, by counted work, mostly true"""
     clients_every: Count | None = None
     """number of rounds between evaluations at every client; if none, only after the last round"""
     patience: Count | None = None
