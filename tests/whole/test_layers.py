@@ -93,11 +93,10 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # the form of a total and whose message is far, for totals of edge servers too: 5
     # secure sums of groups of clients, each exchange of which is one of all groups (60), of contributions that somebody
     # else has added up (30), and which clients are whose, with what weights and threshold (35); a sum that is noise: 5
-    "execution": Wing(6598, 4900, ("rows", "messages", "engines", "job", "run")),
+    "execution": Wing(6600, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9
-    # whose masks cancel: 2
-    "study": Wing(6788, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "study": Wing(6786, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4470, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
