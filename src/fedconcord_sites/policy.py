@@ -142,7 +142,7 @@ columns = {columns}
 never = {never}
 # No sum over fewer rows leaves: of training or test rows, or of a column's values.
 least_rows = 10
-# Fewest sites in a round of the job.
+# Fewest sites in a round of the job, and below one edge server where these have secure sums of their own.
 least_sites = {least_sites}
 # true: only jobs with secure sums, where the server learns the sum over sites and no site's part (secure.clip).
 secure_sums = {secure_sums}

@@ -101,8 +101,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "execution": Wing(6602, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9
-    # whose masks cancel: 2
-    "study": Wing(6788, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "study": Wing(6786, 5300, ("options", "settings", "statistics", "runs", "search")),
     # what a round of each method took, measured: 27 of `advise`
     "insight": Wing(4482, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
