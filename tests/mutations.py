@@ -524,8 +524,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/edge.py",
-                "(frame.method, plan.round, mark):",
-                '(frame.method, plan.round, reply.fields.get("fingerprint", 0)):',
+                "(frame.method, round, fingerprint):",
+                '(frame.method, round, reply.fields.get("fingerprint", 0)):',
             ),
         ),
         EDGES,
@@ -535,15 +535,19 @@ MUTATIONS: dict[str, Mutation] = {
         EDGES,
     ),
     "edges: one total of those below": Mutation(
-        (Edit("../fedconcord_sites/edge.py", "[*shares, *totals.values()]", "[*shares, *totals.values()][:1]"),),
+        (
+            Edit(
+                "../fedconcord_sites/edge.py", "[*shares, *came.edges.values()]", "[*shares, *came.edges.values()][:1]"
+            ),
+        ),
         TIERS,
     ),
     "edges: who adds up nothing of a lost edge says so to nobody": Mutation(
         (
             Edit(
                 "../fedconcord_sites/edge.py",
-                "{edge: came.edges.get(edge, {}) for edge in edges}",
-                "{edge: came.edges[edge] for edge in edges if edge in came.edges}",
+                "wrong |= (total or {edge: None})",
+                "wrong |= total",
             ),
         ),
         TIERS,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedconcord.execution.job import Job
@@ -128,31 +129,48 @@ class Edge:
         if phase.number == PRELUDE:
             assert algorithm.phases.prelude is not None
             name, like, phase = "gradient", messages.x, phase._replace(contribute=algorithm.phases.prelude.contribute)
-        cohort, marks = cohort_of(space, plan), frame.fields["replies"]
-        edges = {edge: below for edge, below in sorted(marks.items()) if isinstance(below, Mapping)}
-        questions = {edge: frame._replace(fields={**frame.fields, "replies": below}) for edge, below in edges.items()}
-        form = form_of_total(phase, messages, cohort)
-        came = self._ask(frame, questions, partial(total_of, form=form, device=space.device))
-        totals = {edge: came.edges.get(edge, {}) for edge in edges}
+        cohort = cohort_of(space, plan)
+        trees, wrong = self._named(frame, plan.round, name, like, space.device)
+        came, wrong_below = self._below(frame, form_of_total(phase, messages, cohort), space.device)
+        if wrong or wrong_below:
+            return frame._replace(fields={"wrong": wrong | wrong_below, "below": came.below}, tensors={})
+        places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
+        shares = [phase.contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places]
+        total = tree_sum([*shares, *came.edges.values()])
+        return frame._replace(fields={"below": came.below}, tensors=codec.pack(TOTAL, total))
+
+    def _named(
+        self, frame: Frame, round: int, name: str, like: Tree, device: torch.device
+    ) -> tuple[dict[int, Tree], dict[str, str | None]]:
+        """Of the replies that a message names those that are here, by client; and why others are not, by site: the
+        reason that is the site's, or none."""
         trees, wrong = dict[int, Tree](), dict[str, str | None]()
-        for edge, total in totals.items():
-            wrong |= (total or {edge: None}) if isinstance(total, Mapping) else {}
-        for site, (client, mark) in ((site, mark) for site, mark in marks.items() if site not in edges):
+        for site, mark in frame.fields["replies"].items():
+            if isinstance(mark, Mapping):  # an edge, with those below it
+                continue
+            client, fingerprint = mark
             reply = self._replies.get(site, frame._replace(round=-1))
-            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, plan.round, mark):
+            if (reply.method, reply.round, reply.fields.get("fingerprint", 0)) != (frame.method, round, fingerprint):
                 wrong[site] = None  # the edge was started anew in between, and the site is not to blame
                 continue
             try:
-                trees[client] = codec.unpack(name, reply, like, space.device)
+                trees[client] = codec.unpack(name, reply, like, device)
             except FrameError as why:
                 wrong[site] = str(why)
-        if wrong:
-            return frame._replace(fields={"wrong": wrong, "below": came.below}, tensors={})
-        places = [k for k, i in enumerate(plan.ids.tolist()) if i in trees]
-        shares = [phase.contribute(trees[int(plan.ids[k])], sender_of(space, plan, k), cohort) for k in places]
-        return frame._replace(
-            fields={"below": came.below}, tensors=codec.pack(TOTAL, tree_sum([*shares, *totals.values()]))
-        )
+        return trees, wrong
+
+    def _below(
+        self, frame: Frame, form: Tree, device: torch.device
+    ) -> tuple[Came[Tree | Mapping[str, str | None]], dict[str, str | None]]:
+        """Totals of this form of edges below, of the replies that a message names there; and why others are not there,
+        by site as above, or by edge."""
+        edges = {edge: marks for edge, marks in sorted(frame.fields["replies"].items()) if isinstance(marks, Mapping)}
+        questions = {edge: frame._replace(fields={**frame.fields, "replies": marks}) for edge, marks in edges.items()}
+        came, wrong = self._ask(frame, questions, partial(total_of, form=form, device=device)), dict[str, str | None]()
+        for edge in edges:
+            total = came.edges.get(edge, {})
+            wrong |= (total or {edge: None}) if isinstance(total, Mapping) else {}
+        return came, wrong
 
     def _end(self, frame: Frame) -> Frame:
         self._is_over = True

@@ -49,8 +49,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # are the head of a second file
     # edge servers below edge servers: one exchange of any server with what is right below it, the root and an edge
     # alike, with what it says of those below 80; why names are no tree 25; who is above whom, and tiers 25; totals of
-    # totals 10; the head of a third file 17; a root that has a model once beside its messages 11
-    "fedconcord_sites": Wing(5090, 2800),
+    # totals 28; the head of a third file 17; a root that has a model once beside its messages 11
+    "fedconcord_sites": Wing(5108, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
