@@ -50,7 +50,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # are the head of a second file
     # edge servers below edge servers: one exchange of any server with what is right below it, the root and an edge
     # alike, with what it says of those below 80; why names are no tree 25; who is above whom, and tiers 25; totals of
-    # totals 10; the head of a third file 17; a root that has a model once beside its messages 11
+    # totals 12; the head of a third file 17; a root that has a model once beside its messages 11
     # secure sums through edge servers: integers that an edge adds, and a second kind of total at the root, 55; which
     # sites are below which, told once, looked at, kept in the ledger and on resume, 55; one way to refuse for both 27
     "fedconcord_sites": Wing(5246, 2800),
