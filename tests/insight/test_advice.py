@@ -133,7 +133,7 @@ def test_the_rules_are_whole() -> None:
 
 
 def test_the_first_rule_that_holds_comes_first_and_later_ones_fill_up() -> None:
-    facts = FederationFacts(100, 10, 5.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4)
+    facts = FederationFacts(100, 10, 5.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, 0.5, 4)  # features differ
     every, methods = rules(), set(methods_of(rules()))
     holding = [rule for rule in every if rule.condition.holds(facts)]
     first, last = holding[0], holding[-1]

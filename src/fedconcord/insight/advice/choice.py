@@ -45,9 +45,7 @@ class Condition(NamedTuple):
 
 
 CONDITIONS: dict[core.Condition, Condition] = {
-    "seldom": Condition(
-        "clients that come less than twice", lambda facts: facts.visits < SELDOM, "measured; Reddi et al. 2021"
-    ),
+    "seldom": Condition("clients that come less than twice", lambda facts: facts.visits < SELDOM),
     "rare": Condition("clients that come less than 20 times", lambda facts: facts.visits < FEW),
     "skewed": Condition(
         "labels or features that differ by client",

@@ -72,7 +72,7 @@ def fedcm(alpha: Alpha = 0.1, server_lr: ServerLR = 1.0, weights: WeightsOption 
             group="client momentum",
             recommendations=(
                 Recommendation(
-                    {"seldom": 3, "skewed": 3, "any": 2},
+                    {"skewed": 3, "any": 2},
                     "alpha=0.3,local.lr=1",
                     "clients follow the last round's common direction, and need no memory",
                 ),

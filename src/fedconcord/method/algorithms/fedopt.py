@@ -46,7 +46,7 @@ def fedavgm(
         weights,
         server.momentum(server_momentum, server_lr),
         Recommendation(
-            {"seldom": 2, "any": 4},
+            {"any": 4},
             "server_momentum=0.5,local.lr=0.3",
             "the server's momentum outlives each cohort, and clients need no memory",
         ),
@@ -72,7 +72,7 @@ def fedadam(
         weights,
         server.adam(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root),
         Recommendation(
-            {"seldom": 1, "any": 3},
+            {"any": 3},
             "server_lr=0.03,local.lr=0.3",
             "the server's Adam makes large steps of small common moves, and clients need no memory",
         ),
