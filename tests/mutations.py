@@ -40,6 +40,8 @@ MIXED_RANKS = ("tests/federation/test_mixed_ranks.py", "-k", "products")
 ASYNCHRONOUS = ("tests/execution/test_asynchronous.py", "-m", "not slow")
 MEMORY = ("tests/execution/test_asynchronous_memory.py", "-m", "not slow")
 SECURE = ("tests/execution/test_secure.py", "tests/sites/test_weighing.py", "tests/sites/test_jury.py")
+CLOCK_RANKS = ("tests/execution/test_asynchronous_distributed.py", "-m", "not slow")
+TRACE = ("tests/execution/test_trace.py", "-m", "not slow")
 NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 EDGES = ("tests/sites/test_edges.py", "-m", "not slow")
 TIERS = ("tests/sites/test_edge_tiers.py",)
@@ -600,11 +602,24 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/asynchronous.py",
-                'while self.trace and int(self.trace[-1]["round"]) > requests.plan.round:',
-                "while False:",
+                "self.trace.cut(requests.plan.round)",
+                "pass",
             ),
         ),
         NOWAIT,
+    ),
+    "processes: each counts who joins without rounds": Mutation(
+        (Edit("execution/engines/base.py", "newcomers if team.rank == 0 else 0", "newcomers"),), CLOCK_RANKS
+    ),
+    "processes: the group outlives its end": Mutation(
+        (Edit("execution/engines/distributed.py", 'import_module("torch.distributed.nn.functional")', "pass"),),
+        CLOCK_RANKS,
+    ),
+    "trace: draws by the version": Mutation(
+        (Edit("execution/run/trace.py", "client, wave, version, start /", "client, version, version, start /"),), TRACE
+    ),
+    "trace: what a wire lost is counted": Mutation(
+        (Edit("execution/job/loop.py", 'dict.fromkeys(outcome.missing, "lost")', "{}"),), TRACE
     ),
     "wire: a damaged message is taken": Mutation(
         (

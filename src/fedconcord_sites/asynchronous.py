@@ -7,9 +7,6 @@ it, so it need not know that nobody waits; and of one site the orders that count
 
 What is in flight is on no disk. When the server goes down it is lost like a reply that never came: a site's row moves
 when later orders say that its reply counted, and these are in the checkpoint before they are sent.
-
-trace.csv has a line for all orders that ended, in the order in which they did: what the run came to is a function of
-its job, of the sites' samples and of that.
 """
 
 from __future__ import annotations
@@ -18,21 +15,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.execution.job import State
 from fedconcord.execution.messages.server import RemoteServer, Reply, Request
 from fedconcord.execution.messages.sums import Requests, Summed, summed
-from fedconcord.execution.run import tables
-from fedconcord.execution.run.observers import Observer
+from fedconcord.execution.run.trace import End, Trace
 from fedconcord.federation.participation.sampling import uniform
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Phase, Plan
-from fedconcord.support import files
-from fedconcord.support import sums as checksums
 from fedconcord.support.errors import UserError
 from fedconcord_sites.exchange import Exchange, Flow
 from fedconcord_sites.site_link import IN_A_ROW, SiteLink
@@ -67,13 +59,13 @@ class Asynchronous:
     Args:
         schedule: with the clock.
         updates: of the run; after the last one nobody is waited for.
+        trace: is told what became of all orders.
     """
 
-    def __init__(self, link: SiteLink, flow: Flow, schedule: Schedule, updates: int) -> None:
+    def __init__(self, link: SiteLink, flow: Flow, schedule: Schedule, updates: int, trace: Trace) -> None:
         assert schedule.clock is not None
         self.link, self.flow, self.schedule, self.clock, self.updates = link, flow, schedule, schedule.clock, updates
-        self.flights: dict[int, Flight] = {}  # by site
-        self.trace = list[dict[str, Any]]()  # rows of trace.csv
+        self.trace, self.flights = trace, dict[int, Flight]()  # by site
         self.buffer: dict[int, Arrival] = {}
         self.ends = deque[tuple[int, bytes | None]]()  # of flights, that nobody has looked at yet
         link.busy = self.flights
@@ -85,8 +77,7 @@ class Asynchronous:
             UserError: they never come.
         """
         losses = Counter[int]()  # by site, since the last reply of any
-        while self.trace and int(self.trace[-1]["round"]) > requests.plan.round:
-            self.trace.pop()  # of a server that was killed after its last checkpoint
+        self.trace.cut(requests.plan.round)  # a server that was killed after its last checkpoint wrote more
         while len(self.buffer) < self.schedule.cohort:
             if not self.ends:
                 self._dispatch(half, requests)
@@ -140,10 +131,8 @@ class Asynchronous:
         is_sound = site in replies and replies[site].is_finite
         fate = "lost" if data is None else "refused" if not is_sound else "stale" if is_stale else "counted"
         start = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")
-        times = {"sent": start, "seconds": round(time.time() - began, 3)}
-        self.trace.append(
-            {"round": update + 1, "site": self.link.sites[site], "version": version, **times, "fate": fate}
-        )
+        seconds = round(time.time() - began, 3)
+        self.trace.add([End(update + 1, self.link.sites[site], version, version, start, seconds, fate)])
         if site not in replies:
             return False
         half.arrived(site, update)
@@ -159,18 +148,3 @@ class Asynchronous:
         orders = [arrival.request.frame.fields["orders"] for arrival in arrivals.values()]
         ids, steps, versions = (np.array([one[name] for one in orders], np.int64) for name in ("id", "steps", "round"))
         return self.schedule.plan_of_update(update, half.algorithm, half.roster, ids, steps, versions, versions)
-
-
-class Trace(Observer):
-    """trace.csv: what became of all orders."""
-
-    def __init__(self, sums: Asynchronous, folder: Path) -> None:
-        """Go on from what is in the folder."""
-        self.sums, self.path = sums, folder / "trace.csv"
-        if self.path.exists():
-            sums.trace[:] = tables.rows_of(self.path)
-
-    def save(self, state: State) -> None:
-        """The rows until now."""
-        header = ["round", "site", "version", "sent", "seconds", "fate"]
-        checksums.write(self.path.parent, {self.path.name: files.as_csv(header, self.sums.trace)})

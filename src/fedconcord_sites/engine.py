@@ -31,7 +31,7 @@ class Sites:
     @property
     def can(self) -> Abilities:
         """Samples and rows never leave the sites, and nothing is chosen."""
-        return Abilities(clients_here=False, stored_row=lambda row: (), versions=True, is_timed=False)
+        return Abilities(clients_here=False, stored_row=lambda row: (), is_timed=False)
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Sites:
         """Itself: there is nothing to choose."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedconcord.execution.run.clock import Clock
 from fedconcord.execution.run.final_model import RunOptions
 from fedconcord.execution.run.folder import read_description, refuse_taken
 from fedconcord.execution.run.observers import Observer
+from fedconcord.execution.run.trace import Trace
 from fedconcord.federation.objectives import Regularised, fairness
 from fedconcord.federation.objectives.card import card
 from fedconcord.federation.participation.schedule import Schedule
@@ -33,7 +35,7 @@ from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.study.settings.sources import Source
 from fedconcord.support.errors import UserError
 from fedconcord_sites import handshake, private, weighing
-from fedconcord_sites.asynchronous import Asynchronous, Trace, at_once
+from fedconcord_sites.asynchronous import Asynchronous, at_once
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.edges import EdgeExchange, EdgeSums
 from fedconcord_sites.engine import Sites
@@ -193,8 +195,8 @@ def _served(
     if terms is not None:
         deployed.jury = _jury(terms, agreement, deployed.roster, RemoteStore(link, job.algorithm, problem, ()))
     if isinstance(job.schedule, Schedule) and job.schedule.clock is not None:
-        sums = by_reply = Asynchronous(link, flow, job.schedule, config.rounds)
-        observers.append(Trace(by_reply, folder))
+        observers.append(trace := Trace(folder, math.inf))
+        sums = Asynchronous(link, flow, job.schedule, config.rounds, trace)
     job = replace(job, problem=problem, engine=Sites(link, deployed, sums))
     prepared = prepare_job(job, folder, config.rounds)
     if (note := privacy_note(config, private.GENERATOR)) is not None:

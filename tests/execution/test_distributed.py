@@ -307,9 +307,10 @@ def test_two_machines_are_the_serial_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_of_one_process_or_all_and_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", [(), ("--set", "devices=lognormal(1.0)", "--set", "clock=asynchronous(7)")])
+def test_kill_9_of_one_process_or_all_and_the_same_bytes(clock: tuple[str, ...], tmp_path: Path) -> None:
     """Rows may be ahead of the checkpoint, in one file or in both, when processes die at any moment."""
-    more = ("--engine", "distributed", "--set", "engine.store=disk", "--rounds", "80", "--eval-every", "20")
+    more = ("--engine", "distributed", "--set", "engine.store=disk", "--rounds", "80", "--eval-every", "20", *clock)
     run, parts = (*COMMAND, "run", "--method", "scaffold", *JOB, *more), tmp_path / "parts"
     for ended in ends(launch(2, *run, "--out", tmp_path / "whole")):
         assert ended.code == 0, ended

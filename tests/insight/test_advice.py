@@ -171,6 +171,13 @@ def test_what_is_named_can_run(given: dict[str, Any]) -> None:
         assert last.bytes_up > 0
 
 
+@pytest.mark.parametrize("clock", [None, "asynchronous(4)"])
+def test_what_was_measured_on_rounds_that_wait_is_said_to_be(clock: str | None) -> None:
+    clocks = {} if clock is None else {"clock": clock, "devices": "equal"}
+    text = "\n".join(lines_of(advise(federation(data="synthetic(0,0)", model="logreg", clients=10, **clocks))))
+    assert ("what was measured is of rounds that wait" in text) == (clock is not None)
+
+
 def test_what_cannot_run_is_advised_against_in_its_own_words() -> None:
     """FedCM divides by local steps, which L-BFGS does not have; without that it is named here."""
     usual = advise(federation(**PLAIN))

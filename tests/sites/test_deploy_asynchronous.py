@@ -1,9 +1,8 @@
 """Asynchronous rounds at sites that reply in an order that the test dictates, against the simulation's equations."""
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,30 +24,20 @@ from test_deploy_core import (
     with_,
 )
 
-from fedconcord.execution.engines import Serial, run_round
-from fedconcord.execution.job import checkpoint, start
+from fedconcord.execution.job import Job, checkpoint
 from fedconcord.execution.messages import codec
-from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Plan, weights
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
 from fedconcord_sites.exchange import Flow
 from fedconcord_sites.serve import serve
+from replaying import End, replayed, rows_of
 
 __all__ = ["files", "least_squares", "quick_disk"]  # fixtures
 
 slow = pytest.mark.slow
 PACE = {"basel": 1.0, "bern": 0.4, "chur": 0.08}  # chances to be the next that replies, not yet normed
-
-
-class End(NamedTuple):
-    """What became of orders."""
-
-    site: int
-    version: int  # of the model that they came with
-    replied: bool
 
 
 class Dictated:
@@ -78,7 +67,8 @@ class Dictated:
         if self.draw.random() < 0.1:
             self.here.sites.pop(name, None)  # the site restarts
         answer = self.here.site(name).answer(data) if arrives or not is_lost else None
-        self.ends.append(End(SITES.index(name), codec.read(data).round, not is_lost))
+        version = codec.read(data).round
+        self.ends.append(End(SITES.index(name), version, version, not is_lost))
         return {name: None if is_lost else answer}
 
 
@@ -87,35 +77,10 @@ def served(here: Federation, flow: Flow, resume: bool = False) -> None:
     serve(here.job, here.names, here.exchange, folder, here.events.append, 1.0, resume, flow=flow)
 
 
-def replayed(job: Mapping[str, Any], ends: list[End], oldest: int, data: Path) -> tuple[Any, list[Plan]]:
-    """The server of the simulation, by the serial engine, after updates of these replies in this order."""
+def simulation(job: Mapping[str, Any], data: Path) -> Job:
+    """The same job with all sites' samples in one process."""
     own = {"data": str(data), "validation": "none", "input": {"client": "site"}, "engine": {"name": "serial"}}
-    one = build(resolve_run(from_nested(with_(job, **own, devices="equal"), "here")))
-    assert isinstance(one.schedule, Schedule)
-    state, roster, versions, plans = start(one), one.problem.roster, dict[int, Any](), list[Plan]()
-    server, buffer, damped = state.server, list[End](), one.schedule.clock is not None and one.schedule.clock.staleness
-    for end in ends:
-        if len(plans) == job["rounds"]:
-            break
-        t = len(plans)
-        versions[t] = one.algorithm.broadcast(server)
-        if not end.replied or t - end.version > oldest:
-            continue
-        buffer.append(end)
-        if len(buffer) < job["cohort"]:
-            continue
-        ids, old = (np.array(column) for column in zip(*sorted(end[:2] for end in buffer), strict=True))
-        assert len(set(ids)) == len(ids)
-        p = weights.objective(one.algorithm.weights, roster.sizes)[ids]
-        damping = (1.0 + t - old) ** -0.5 if damped else np.ones(len(ids))
-        steps = np.full(len(ids), one.algorithm.step.steps or job["local"]["steps"])
-        lrs = 0.05 * 0.9**old
-        w = p / p.sum() * damping
-        plan = Plan(t, ids, steps, w, p, p * np.nan, 0.05 * 0.9**t, job["seed"], wave=old, version=old, lrs=lrs)
-        plan = plan._replace(damping=damping, coin=one.schedule._coin(t))
-        server = run_round(Serial(), one.problem, one.assignment, server, state.store, plan, versions).server
-        plans, buffer = [*plans, plan], []
-    return server, plans
+    return build(resolve_run(from_nested(with_(job, **own, devices="equal"), "here")))
 
 
 DAMPED = "asynchronous(3,max_staleness=2)"
@@ -143,7 +108,7 @@ def test_replies_in_any_order_are_the_simulations_updates_of_that_order(
     here = Federation(job, files, tmp_path)
     flow = Dictated(here, 4, lost=0.15, together=0.2)
     served(here, flow)
-    server, plans = replayed(job, flow.ends, 2, files / "all.csv")
+    server, plans = replayed(simulation(job, files / "all.csv"), flow.ends, 30)
     want, got = leaves(server), here.server()
     assert max(far(got[name], want[name]) for name in want) < 1e-12
     taus = np.concatenate([plan.round - plan.version for plan in plans])
@@ -236,17 +201,17 @@ def test_the_trace_is_what_a_run_came_to(
             except Killed:
                 kills += 1
     assert kills == 3
-    with (tmp_path / "run" / "trace.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    ends = [End(SITES.index(row["site"]), int(row["version"]), row["fate"] != "lost") for row in rows]
-    server, plans = replayed(job, ends, 2, files / "all.csv")
+    rows = rows_of(tmp_path / "run" / "trace.csv")
+    orders = [(SITES.index(row["client"]), int(row["wave"]), int(row["version"])) for row in rows]
+    ends = [End(*order, row["fate"] != "lost") for order, row in zip(orders, rows, strict=True)]
+    server, plans = replayed(simulation(job, files / "all.csv"), ends, 20)
     want, got = leaves(server), here.server()
     assert len(plans) == 20
     assert max(far(got[name], want[name]) for name in want) < 1e-12
     stale = [int(row["round"]) - 1 - int(row["version"]) > 2 for row in rows if row["fate"] != "lost"]
     assert stale == [row["fate"] == "stale" for row in rows if row["fate"] != "lost"]
     assert [int(row["round"]) for row in rows] == sorted(int(row["round"]) for row in rows)
-    assert all(float(row["seconds"]) >= 0 and row["sent"].endswith("+00:00") for row in rows)
+    assert all(float(row["seconds"]) >= 0 and row["start"].endswith("+00:00") for row in rows)
 
 
 @pytest.mark.parametrize(("updates", "near"), [(60, 1.0), pytest.param(900, 1e-8, marks=slow)])

@@ -74,7 +74,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Mapping[str, Any
     write_bytes(path, as_csv(header, rows))
 
 
-def as_csv(header: Sequence[str], rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> bytes:
+def as_csv(header: Sequence[Any], rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> bytes:
     """What `write_csv` writes."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

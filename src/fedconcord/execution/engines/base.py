@@ -41,7 +41,6 @@ class Abilities(NamedTuple):
     clients_here: bool = True  # this process has the samples and the rows of all clients
     choices: Mapping[str, Any] = MappingProxyType({})  # that it makes for a job, by their keys; none if it makes none
     stored_row: Callable[[Tree], Tree] = lambda row: row  # what it stores of a client with this row
-    versions: bool = False  # clients of one update may have begun from different models
     is_timed: bool = True  # clients take the time that is simulated, and not what they take
 
 
@@ -180,8 +179,8 @@ class Simulated(NamedTuple):
 def joining(algorithm: Algorithm, store: Store, plan: Plan, team: Team, talks: bool) -> int:
     """How many clients of this process, those that are lost among them, begin and must be sent x^0, which round 0
     broadcasts anyway."""
-    if plan.version is not None:
-        return plan.aside.newcomers
+    if plan.version is not None:  # of all processes together
+        return plan.aside.newcomers if team.rank == 0 else 0
     everyone = np.append(plan.ids, np.array(plan.aside.lost if talks else (), np.int64))
     ids = everyone[team.owns(everyone)]
     has_it = not algorithm.needs.x0 or (plan.round == 0 and talks)

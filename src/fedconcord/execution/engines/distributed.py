@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ def join(timeout: float, cuda: bool = False) -> Ranks:
                 f"engine distributed needs processes that torchrun starts, and {missing[0]} is not set; start it as in "
                 f"{HOW}, or use engine stacked"
             )
+        import_module("torch.distributed.nn.functional")  # imported later its defaults would hold the group for ever
         with _together(timeout):
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
         atexit.register(_leave)

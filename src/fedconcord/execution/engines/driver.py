@@ -86,6 +86,8 @@ def run_round(
     outcome, final, message = clients.attempt(
         server, plan, lambda link: decide(link, algorithm, space, server, plan, versions)
     )
+    if len(final.ids) < len(plan.ids):
+        outcome = outcome._replace(missing=tuple(np.setdiff1d(plan.ids, final.ids).tolist()))
     if message is None:
         return outcome
     return outcome._replace(bytes_down=outcome.bytes_down + clients.deliver(final, message))

@@ -34,7 +34,7 @@ class Serial:
     """Runs the clients of a cohort one after the other; the definition of what the other engines must compute."""
 
     team: Team = ALONE  # the processes that share every round
-    can = Abilities(versions=True)  # a client at a time, all of them here
+    can = Abilities()  # a client at a time, all of them here
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Serial:
         """Itself: there is nothing to choose."""

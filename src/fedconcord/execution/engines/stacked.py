@@ -77,7 +77,7 @@ class Stacked:
     def can(self) -> Abilities:
         """A process of several has some of the clients; the choices stand in run.json."""
         choices = {"kernel": self.kernel, "chunk": self.chunk, "workers": self.workers}
-        return Abilities(self.team.size == 1, choices, versions=self.team.size == 1)
+        return Abilities(self.team.size == 1, choices)
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Stacked:
         """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.

@@ -40,7 +40,7 @@ class Wire:
     @property
     def can(self) -> Abilities:
         """The clients hold their own rows, one that counts and one that is pending; nothing is chosen."""
-        return Abilities(clients_here=False, stored_row=stored_like, versions=True)
+        return Abilities(clients_here=False, stored_row=stored_like)
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Wire:
         """Itself: there is nothing to choose."""

@@ -115,6 +115,7 @@ class State(NamedTuple):
     refused: Mapping[int, int] = MappingProxyType({})  # client -> replies that were not finite and left out
     versions: Mapping[int, Tree] = MappingProxyType({})  # round -> its broadcast, where jobs in flight began from it
     between: tuple[int, ...] = ()  # cumulative, as in `Outcome`
+    left_out: Mapping[int, str] = MappingProxyType({})  # client whose reply the last round did without -> lost, refused
 
 
 class Row(NamedTuple):

@@ -132,6 +132,7 @@ def advance(job: Job, state: State) -> State:
         refused={**state.refused, **{i: state.refused.get(i, 0) + 1 for i in outcome.refused}},
         versions=versions,
         between=_added(state.between, outcome.between),
+        left_out=dict.fromkeys(outcome.missing, "lost") | dict.fromkeys(outcome.refused, "refused"),
     )
 
 

@@ -70,11 +70,6 @@ def reasons(job: Job) -> Iterator[str]:
             yield "asynchronous rounds (clock) are of models that are shared whole; leave private parts out, or clock"
         if job.schedule.devices is None and job.engine.can.is_timed:
             yield "asynchronous rounds (clock) need the times of clients; set devices, for example lognormal(0.5)"
-        if not job.engine.can.versions:
-            yield (
-                "asynchronous rounds (clock) are simulated in one process, where clients may begin from different "
-                "models; use engine stacked, serial or wire"
-            )
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":

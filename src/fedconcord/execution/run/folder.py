@@ -6,7 +6,7 @@ metrics.csv        a row an evaluated round; no times in it, so that the same ru
 clients.csv        a row a client: the final model on its samples (`fairness`); fairness.csv the spread over clients
 checksums.json     of the small files, which are verified when they are read (`support.sums`)
 timing.csv         seconds of each round, training alone; seconds.json those of all else too
-partition.csv      samples of each class at each client; trace.csv what became of each order, at sites without rounds
+partition.csv      samples of each class at each client; trace.csv what became of each order, without rounds
 checkpoint.safetensors
 model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
 rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it; of several processes

@@ -42,6 +42,7 @@ JOB = np.dtype(
         ("wave", np.int64),
         ("version", np.int64),  # updates that the model had seen which the client was given
         ("gradients", np.int64),  # mini-batch gradients until it ends
+        ("start", np.int64),  # nanosecond of its dispatch
     ]
 )
 LONGEST = 2**61  # nanoseconds of a job: 73 years
@@ -216,7 +217,7 @@ def _dispatched(
             f"a job of client {ids[worst]} takes {length.seconds[worst]:.3g} seconds, more than the clock counts; give "
             "devices that are faster"
         )
-    jobs["tick"], jobs["is_lost"] = now.tick + whole.astype(np.int64), length.is_lost
+    jobs["start"], jobs["tick"], jobs["is_lost"] = now.tick, now.tick + whole.astype(np.int64), length.is_lost
     jobs["key"] = [rng.generator(seed, rng.Purpose.TIE, now.wave, i).integers(2**63) for i in ids.tolist()]
     jobs["client"], jobs["wave"], jobs["version"], jobs["gradients"] = ids, now.wave, now.version, length.gradients
     jobs.sort(order="tick")

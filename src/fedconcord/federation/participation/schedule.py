@@ -126,31 +126,11 @@ class Schedule:
         return Orders(round, client, steps, self._lr(round), self.seed)
 
     def _update(self, clock: Clock, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Plan:
-        """The plan of an update of asynchronous rounds; it depends on those before, of which the last is kept."""
+        """The plan of an update of asynchronous rounds."""
         if view is None:
             raise UserError(BLIND)
-        cost, nothing = view.cost(), _Past(algorithm, roster.samples)
-        policy = self.availability
-        there = None if policy is None else lru_cache(1)(lambda slot: policy.draw(self.seed, slot, roster.n).ids)
-
-        def following(past: _Past) -> Update:
-            """The update after those; whoever was in none of them is sent x^0 beside a later model."""
-
-            def lengths(wave: int, ids: np.ndarray) -> Lengths:
-                work, joins = self._work(algorithm, roster, wave, ids, cost), past.without(ids) & (past.round >= 0)
-                return job_lengths(self.rules, self.seed, wave, ids, work, cost, joins, clock.timeout)
-
-            return next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment, there)
-
-        past = self._memo.get("last", nothing)
-        if past.round >= round or not past.is_of(algorithm, roster):
-            past = nothing
-        for t in range(past.round + 1, round):
-            now = following(past)
-            joined = past.joined.union(now.jobs["client"].tolist()) if algorithm.needs.x0 else past.joined
-            past = past._replace(round=t, moment=now.after, joined=joined)
-        self._memo["last"] = past
-        now = following(past)
+        cost = view.cost()
+        now, past = self.update(round, algorithm, roster, cost), self._memo["last"]
         jobs, aside = np.sort(now.jobs, order="client"), np.concatenate([now.lost, now.stale])
         every = np.append(jobs, aside)
         ids, waves = jobs["client"], jobs["wave"]
@@ -167,6 +147,33 @@ class Schedule:
             seconds=(now.after.tick - past.moment.tick) / 1e9,
             in_flight=in_flight(clock, now.after),
         )
+
+    def update(self, round: int, algorithm: Algorithm, roster: Roster, cost: Cost) -> Update:
+        """What the clock does until the update of a round, where one round costs a client so much. It depends on the
+        updates before, of which the last is kept."""
+        clock, policy = self.clock, self.availability
+        assert clock is not None
+        there = None if policy is None else lru_cache(1)(lambda slot: policy.draw(self.seed, slot, roster.n).ids)
+
+        def following(past: _Past) -> Update:
+            """The update after those; whoever was in none of them is sent x^0 beside a later model."""
+
+            def lengths(wave: int, ids: np.ndarray) -> Lengths:
+                work, joins = self._work(algorithm, roster, wave, ids, cost), past.without(ids) & (past.round >= 0)
+                return job_lengths(self.rules, self.seed, wave, ids, work, cost, joins, clock.timeout)
+
+            return next_update(clock, self.cohort, roster.n, self.seed, lengths, past.moment, there)
+
+        past = self._memo.get("last")
+        if past is None or past.round >= round or not past.is_of(algorithm, roster) or past.cost != cost:
+            past = _Past(algorithm, roster.samples, cost=cost)
+        now = past.following or following(past)
+        for t in range(past.round + 1, round):
+            joined = past.joined.union(now.jobs["client"].tolist()) if algorithm.needs.x0 else past.joined
+            past = past._replace(round=t, moment=now.after, joined=joined)
+            now = following(past)
+        self._memo["last"] = past._replace(following=now)
+        return now
 
     def plan_of_update(
         self,
@@ -273,6 +280,8 @@ class _Past(NamedTuple):
     pending: tuple[Reply, ...] = ()
     joined: frozenset[int] = frozenset()  # clients that have x^0, for a method that needs it
     moment: Moment = beginning()  # after the last update of asynchronous rounds
+    cost: Cost | None = None  # of a client's round, by which these go
+    following: Update | None = None  # the update after them
 
     def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
         return self.algorithm is algorithm and self.samples is roster.samples

@@ -39,6 +39,8 @@ class File(NamedTuple):
 def lines_of(advice: Advice, file: File | None = None) -> list[str]:
     """Advice as lines for people; the command last."""
     text = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts))]
+    if advice.config.clock is not None:
+        text.append("  clock: what was measured is of rounds that wait; docs/asynchronous.md knows others")
     where = None
     for place, one in enumerate(advice.named, 1):
         if one.where != where:

@@ -140,6 +140,7 @@ class Outcome(NamedTuple):
     gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
     refused: tuple[int, ...] = ()  # ids of those whose reply was not finite and left out, which the costs count
     between: tuple[int, ...] = ()  # [2 T] bytes down and up between each tier of edge servers and what is above it
+    missing: tuple[int, ...] = ()  # ids of the plan whose reply is not in the total, the refused among them
 
 
 class Phase(NamedTuple):

@@ -29,6 +29,7 @@ from fedconcord.execution.run.observers import FairnessLog, Observer, PrivacySpe
 from fedconcord.execution.run.saving import Saving, described
 from fedconcord.execution.run.stopping import Stopping
 from fedconcord.execution.run.tables import Past, Tables, write_partition
+from fedconcord.execution.run.trace import traces
 from fedconcord.study.runs.records import size
 from fedconcord.study.settings.job import build, refuse
 from fedconcord.study.settings.settings import Config
@@ -182,7 +183,7 @@ def _loop(
     patience = Stopping(job.problem, options.patience, table.metrics, state.round)
     fairness_log = FairnessLog(job, folder, options.clients_every, state.round)
     privacy = PrivacySpent(budget, state)
-    usual = (patience, fairness_log, Final(job, folder, options, patience), privacy)
+    usual = (patience, fairness_log, Final(job, folder, options, patience), privacy, *traces(job, folder, state.round))
     observers: tuple[Observer, ...] = (*usual, *others)
     about = described(job, info, length.rounds, prepared.grows_to)
     saving = Saving(job, folder, table, observers, about, length.checkpoint_every, clock)
