@@ -43,9 +43,10 @@ def text_of(table: Kept) -> str:
     """The page."""
     results = [*table.results.values()]
     seeds = ", ".join(map(str, table.seeds))
+    roles = dict.fromkeys(one.federation.role for one in results)
     parts = [
         "# The standing table of the arena",
-        f"    fedconcord arena --federations {','.join(page.ROLES)} --out arena\n"
+        f"    fedconcord arena --federations {','.join(roles)} --out arena\n"
         "    python docs/generate/arena_table.py arena",
         f"made these tables: {len(page.labels_of(results))} methods on {len(results)} federations, "
         f"{table.budget} trials each, seeds {seeds}; fedconcord {table.version} on {table.machine}. The package has "

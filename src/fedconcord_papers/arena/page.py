@@ -196,12 +196,13 @@ def standings(table: Table) -> Cells:
         "lead, points", "least lead", "time a round", "slowest", "rank by rounds", "rank by final",
     )  # fmt: skip
     rows = [_standing(s, rounds.get(s.label, math.nan), final.get(s.label, math.nan)) for s in table.standings]
+    timed = "time a round over FedAvg's, median and most; " * any(s.slowest.federation for s in table.standings)
     caption = (
         f"Of {len(table.results)} federations those where a method needs at most {NEAR:g} and {FAR:g} times the rounds "
         "of the best tuned method, and where it comes to the target on every seed; bytes to the target over those of "
-        "the best tuned method, the median; runs; points of accuracy over tuned FedAvg, mean and least; time a round "
-        "over FedAvg's, median and most; average ranks. The tests of ranks assume that federations are independent, "
-        "and those that share data are not."
+        "the best tuned method, the median; runs; points of accuracy over tuned FedAvg, mean and least; "
+        f"{timed}average ranks. The tests of ranks assume that federations are independent, and those that share data "
+        "are not."
     )
     return _without_empty(header, rows, caption)
 
