@@ -58,7 +58,8 @@ def text_of(table: Kept) -> str:
     for each in page.tables_of(results):
         names = [f"{FIGURES}/{drawing.name}.svg" for drawing in page.drawings(each, page.labels_of(results))]
         parts += page.as_markdown(each, names)
-    parts += ["## Note", "\n".join(f"* {item}" for item in page.warnings(results))]
+    if notes := page.warnings(results):
+        parts += ["## Note", "\n".join(f"* {item}" for item in notes)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -53,9 +53,9 @@ def write(spec: ArenaSpec, results: Sequence[Result]) -> Pages:
     page, lines = Page(heading, "arena", footer), ["# Arena", *facts]
     page.parts.append(in_words([with_code(fact) for fact in facts], warnings(results)))
     for table in tables:
-        drawn = drawings(table, [*labels])
-        page.parts += _as_html(table, page.figures(drawn))
-        lines += as_markdown(table, [f"figures/{item.name}.png" for item in drawn])
+        figures = drawings(table, [*labels])
+        page.parts += _as_html(table, page.figures(figures))
+        lines += as_markdown(table, [f"figures/{item.name}.png" for item in figures])
     if notes := warnings(results):
         lines += ["## Note", "\n".join(f"* {item}" for item in notes)]
     page.write(spec.out / "report.html")
@@ -77,10 +77,10 @@ def labels_of(results: Sequence[Result]) -> list[str]:
 
 def drawings(table: Table, labels: Sequence[str]) -> list[Drawing]:
     """The profile, and the ranks where there are any; a method has the look of its place among `labels`."""
-    drawn = [profile(table, {label: k for k, label in enumerate(labels)})]
+    figures = [profile(table, {label: k for k, label in enumerate(labels)})]
     if _are_ranked(table.by_rounds):
-        drawn.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
-    return drawn
+        figures.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
+    return figures
 
 
 def as_dict(spec: ArenaSpec, results: Sequence[Result]) -> dict[str, object]:
@@ -171,9 +171,9 @@ def against(table: Table) -> Cells | None:
     controls = [one.control for one in next(iter(by_label.values()))]
     rows = []
     for label, of_method in by_label.items():
-        won = [one.control for one in of_method if one.is_won]
-        beaten = "all" if len(won) == len(controls) else ", ".join(won) or "none"
-        rows.append((label, *(f"{one.wins} to {one.losses} (p {one.p:.2g})" for one in of_method), beaten))
+        losers = [one.control for one in of_method if one.is_won]
+        which = "all" if len(losers) == len(controls) else ", ".join(losers) or "none"
+        rows.append((label, *(f"{one.wins} to {one.losses} (p {one.p:.2g})" for one in of_method), which))
     caption = (
         "Federations in which a method needs fewer rounds to the target than FedAvg with one tuned number more, and "
         f"those in which it needs more; it beats what a sign test says so of, at {100 * ALPHA:g} %. What beats "
@@ -196,13 +196,13 @@ def standings(table: Table) -> Cells:
         "lead, points", "least lead", "time a round", "slowest", "rank by rounds", "rank by final",
     )  # fmt: skip
     rows = [_standing(s, rounds.get(s.label, math.nan), final.get(s.label, math.nan)) for s in table.standings]
-    timed = "time a round over FedAvg's, median and most; " * any(s.slowest.federation for s in table.standings)
+    of_time = "time a round over FedAvg's, median and most; " * any(s.slowest.federation for s in table.standings)
     caption = (
         f"Of {len(table.results)} federations those where a method needs at most {NEAR:g} and {FAR:g} times the rounds "
         "of the best tuned method, and where it comes to the target on every seed; bytes to the target over those of "
         "the best tuned method, the median; runs; points of accuracy over tuned FedAvg, mean and least; "
-        f"{timed}average ranks. The tests of ranks assume that federations are independent, and those that share data "
-        "are not."
+        f"{of_time}average ranks. The tests of ranks assume that federations are independent, and those that share "
+        "data are not."
     )
     return _without_empty(header, rows, caption)
 
