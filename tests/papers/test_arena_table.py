@@ -68,8 +68,9 @@ def test_a_new_method_is_put_beside_the_table(
     assert "Methods marked * were not run here" in shown
     assert "FedAvg needs other rounds here" not in shown
     said = capsys.readouterr().out
-    assert said.splitlines()[-2].split("  ")[0] == "fednova"
-    assert said.splitlines()[-2].endswith("none")
+    assert said.splitlines()[-3].split("  ")[0] == "fednova"
+    assert said.splitlines()[-3].endswith("none")
+    assert said.splitlines()[-2] == "* of the package's table, and not run here"
     assert shown.count("| fednova | ") == 3  # its standing, its wins against each control, and in the federation
     fewer = arena(tmp_path, "fednova", "0")
     assert [m["label"] for m in results(fewer)["sorted"]["methods"]] == [REFERENCE, "fednova"]

@@ -67,4 +67,6 @@ def arena(
         say(f"{table.role}: {len(table.results)} federation{'s' * (len(table.results) > 1)}")
         for cells in filter(None, (page.standings(table), page.against(table))):
             say_columns([dict(zip(cells.header, row, strict=True)) for row in cells.rows])
+    if any(s.is_kept for table in pages.tables for s in table.standings):
+        say("* of the package's table, and not run here")
     say(f"report: {pages.html} and {pages.markdown}")
