@@ -46,6 +46,7 @@ NOWAIT = ("tests/sites/test_deploy_asynchronous.py", "-m", "not slow")
 EDGES = ("tests/sites/test_edges.py", "-m", "not slow")
 TIERS = ("tests/sites/test_edge_tiers.py",)
 SUMS_BELOW = ("tests/sites/test_edges_secure.py", "-m", "not slow")
+STANDING = ("tests/papers/test_arena_table.py",)
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -583,6 +584,20 @@ MUTATIONS: dict[str, Mutation] = {
     "sums below edges: others in another run of the job": Mutation(
         (Edit("../fedconcord_sites/gate.py", 'line.get("group", group) != group', "False"),),
         SUMS_BELOW,
+    ),
+    "arena: rows of other seeds and trials stand beside": Mutation(
+        (
+            Edit(
+                "../fedconcord_papers/arena/kept.py",
+                "if is_same and (table.budget, table.seeds) == (spec.budget, tuple(spec.seeds)) else None",
+                "if is_same else None",
+            ),
+        ),
+        STANDING,
+    ),
+    "arena: ties are wins over a control": Mutation(
+        (Edit("../fedconcord_papers/arena/standing.py", "sum(a < b for", "sum(a <= b for"),),
+        STANDING,
     ),
     "sites: a reply counts by the update that it is in": Mutation(
         (Edit("execution/messages/server.py", "(plan.round_of(k), self._replies[i].fingerprint)", "(plan.round, 0)"),),
