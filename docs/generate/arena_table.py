@@ -9,6 +9,7 @@ keeps what a whole arena came to (ARENA/arena.json, without its times, which are
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from fedconcord.insight.report.figures.style import styled, to_files
 from fedconcord.support import files
 from fedconcord_papers.arena import kept, page
+from fedconcord_papers.arena.federations import chosen
 from fedconcord_papers.arena.kept import Kept
 
 ROOT = Path(__file__).parents[2]
@@ -43,10 +45,13 @@ def text_of(table: Kept) -> str:
     """The page."""
     results = [*table.results.values()]
     seeds = ", ".join(map(str, table.seeds))
-    roles = dict.fromkeys(one.federation.role for one in results)
+    tables, entries = page.tables_of(results), list[str]()
+    for each in tables:
+        names = [one.federation.name for one in each.results]
+        entries += [each.role] if len(names) == len(chosen([each.role])) else names
     parts = [
         "# The standing table of the arena",
-        f"    fedconcord arena --federations {','.join(roles)} --out arena\n"
+        f"    fedconcord arena --federations {shlex.quote(','.join(entries))} --out arena\n"
         "    python docs/generate/arena_table.py arena",
         f"made these tables: {len(page.labels_of(results))} methods on {len(results)} federations, "
         f"{table.budget} trials each, seeds {seeds}; fedconcord {table.version} on {table.machine}. The package has "
@@ -55,7 +60,7 @@ def text_of(table: Kept) -> str:
         "beside them. [What is measured, and why so](arena.md#what-is-measured-and-why-so). Times are left out, which "
         "are of one machine: [what a method costs](cost.md).",
     ]
-    for each in page.tables_of(results):
+    for each in tables:
         names = [f"{FIGURES}/{drawing.name}.svg" for drawing in page.drawings(each, page.labels_of(results))]
         parts += page.as_markdown(each, names)
     if notes := page.warnings(results):
