@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+from federations import PAGE, filled
 
 from fedconcord.insight.advice.choice import NO_WISHES, choose, federation_of, name_of, refused, rules
 from fedconcord.insight.advice.facts import FederationFacts, facts_of
@@ -27,7 +27,6 @@ from fedconcord_papers.arena.kept import kept
 from fedconcord_papers.arena.outcome import Result
 from fedconcord_papers.arena.plan import CONTROLS
 
-PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 NEVER = 9.0  # a ratio that stands for a target that is not reached
 NEAR = 1.25
 NEIGHBOURS = 3
@@ -177,12 +176,8 @@ def _ridge(x: np.ndarray, y: np.ndarray, at: np.ndarray, penalty: float = 3.0) -
 
 def main() -> None:
     every = cases()
-    page = PAGE.read_text()
-    for mark, lines in (("forecast", choices(every)), ("forecast rounds", rounds(every))):
-        start, end = f"<!-- {mark} -->\n", "\n<!-- end -->"
-        before, rest = page.split(start, 1)
-        page = before + start + "\n".join(lines) + end + rest.split(end, 1)[1]
-    files.write_text(PAGE, page)
+    tables = {"forecast": "\n".join(choices(every)), "forecast rounds": "\n".join(rounds(every))}
+    files.write_text(PAGE, filled(PAGE.read_text(), tables))
 
 
 if __name__ == "__main__":

@@ -26,9 +26,7 @@ class Order(NamedTuple):
     resume: bool  # continue the results in the folder
     events: str  # a file at the server that gets a line a round, or ''
     later: Mapping[str, int] = MappingProxyType({})  # of the sites those that may come after round 0, and their rows
-    edges: Mapping[str, Sequence[str]] = MappingProxyType(
-        {}
-    )  # edge server -> the sites and edge servers right below it
+    edges: Mapping[str, Sequence[str]] = MappingProxyType({})  # edge server -> the sites and edges right below it
     edge: str = ""  # of an edge server, the folder that it shares with its SuperNode; '' at the root
 
 

@@ -251,12 +251,12 @@ class EdgeSums:
     def collect(self, half: RemoteServer, requests: Requests) -> Heard:
         """Contributions under masks, those below an edge as their total."""
         replies, summed, rows = self._lengths(half, requests), dict[int, Reply](), dict[int, Tensor]()
-        for form in [one.like for one in requests.of_client.values()][:1]:  # that of all
+        while replies:
+            form = next(iter(requests.of_client.values())).like  # that of all
             fields = {"round": requests.plan.round, "form": [len(form), 8 * form.itemsize]}
-            while replies:
-                for ids, total in self._asked(half, Frame(MASKED, half.method, 0, 0, fields), replies, form):
-                    summed |= {i: replies.pop(i) for i in ids}
-                    rows[ids[0]] = total
+            for ids, total in self._asked(half, Frame(MASKED, half.method, 0, 0, fields), replies, form):
+                summed |= {i: replies.pop(i) for i in ids}
+                rows[ids[0]] = total
         return Heard(summed, rows)
 
     def _lengths(self, half: RemoteServer, requests: Requests) -> dict[int, Reply]:

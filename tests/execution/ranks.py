@@ -68,9 +68,8 @@ def _refuse(rank: int) -> str:
     raise UserError(f"rank {rank} refuses")
 
 
-def main(out: Path) -> None:
-    """Run the jobs; every process writes what it ended with, rank 0 with the rows of all."""
-    team = distributed.join(60)
+def all_reduces() -> list[int]:
+    """How many sums over processes there are from now on; the one number of the list."""
     counted, original = [0], dist.all_reduce
 
     def counting(*args: object) -> object:
@@ -78,6 +77,13 @@ def main(out: Path) -> None:
         return original(*args)
 
     dist.all_reduce = counting
+    return counted
+
+
+def main(out: Path) -> None:
+    """Run the jobs; every process writes what it ended with, rank 0 with the rows of all."""
+    team = distributed.join(60)
+    counted = all_reduces()
     found, sums, plans = {}, {}, {}
     for name, job in [*jobs().items(), ("again", jobs()["float32"])]:
         counted[0] = 0

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from ranks import facts
+from ranks import all_reduces, facts
 from test_asynchronous_wire import WITHOUT_ROUNDS, after, job
 from test_distributed import ends, launch
 
@@ -53,13 +52,7 @@ def test_processes_together_equal_the_serial_engine(size: int, tmp_path: Path) -
 def main(out: Path) -> None:
     """Run every job; each process writes what it ended with, rank 0 with the rows of all."""
     team = distributed.join(60)
-    counted, original = [0], dist.all_reduce
-
-    def counting(*args: object) -> object:
-        counted[0] += 1
-        return original(*args)
-
-    dist.all_reduce = counting
+    counted = all_reduces()
     found, numbers, sums = {}, {}, {}
     for name in WITHOUT_ROUNDS:
         counted[0] = 0

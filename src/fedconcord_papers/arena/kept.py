@@ -49,10 +49,8 @@ def beside(spec: ArenaSpec, federation: Federation) -> Result | None:
     """What the table has of a federation; None where it was run with other settings, seeds or trials."""
     table = kept()
     result = table.results.get(federation.name)
-    is_same = result is not None and (result.federation.nested, result.federation.target) == (
-        federation.nested,
-        federation.target,
-    )
+    theirs = None if result is None else (result.federation.nested, result.federation.target)
+    is_same = theirs == (federation.nested, federation.target)
     return result if is_same and (table.budget, table.seeds) == (spec.budget, tuple(spec.seeds)) else None
 
 

@@ -100,8 +100,7 @@ def as_dict(spec: ArenaSpec, results: Sequence[Result]) -> dict[str, object]:
 
 def _facts(spec: ArenaSpec, is_beside: bool) -> list[str]:
     """How the numbers came about, in sentences."""
-    table = kept()
-    return [
+    facts = [
         f"`{spec.command}`, fedconcord {fedconcord.__version__}, {process.machine()}.",
         "In every federation FedAvg is tuned for its final value first; the target of a seed is the share of its way "
         "from the start to there that the federation names. Every method, FedAvg too, is tuned for few "
@@ -111,12 +110,14 @@ def _facts(spec: ArenaSpec, is_beside: bool) -> list[str]:
         "Ratio: mean rounds to the target over those of the best tuned method; `never` where a seed does not come "
         "there. Final: the mean of the last five evaluations; its lead is over FedAvg tuned for it. Time a round: the "
         "median, over FedAvg's in the same comparison.",
-        *[
+    ]
+    if is_beside:
+        table = kept()
+        facts.append(
             f"Methods marked * were not run here: their rows are of the package's table, fedconcord {table.version} on "
             f"{table.machine}, with the same settings, trials and seeds."
-        ]
-        * is_beside,
-    ]
+        )
+    return facts
 
 
 def _listed(values: Sequence[int]) -> str:

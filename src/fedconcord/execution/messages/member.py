@@ -179,8 +179,8 @@ class Member:
             raise UserError("the clients of this sum are not those that shares were dealt for")
         if len(among) < self._needed(frame.round, secret.ids):
             raise UserError(f"{len(among)} of {len(secret.ids)} clients are left in this sum, too few to open it")
-        self.plans(frame.round, among)  # which refuses a sum of which it would weigh too much
-        plan = self.plans(frame.round, self.terms.weighed(among))
+        plan = self.plans(frame.round, among)  # refused where it would weigh too much in this sum
+        plan = plan if self.terms.homes is None else self.plans(frame.round, self.terms.weighed(among))
         place = plan.ids.tolist().index(self.id)
         values = flat(contribution(sender_of(self.space, plan, place), cohort_of(self.space, plan)))
         if not np.isfinite(values).all():
