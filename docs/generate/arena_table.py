@@ -29,7 +29,10 @@ LEFT_OUT = ("slower", "ratio", "is_kept")  # of a method: times, and what follow
 
 def values_of(arena: Path) -> str:
     """values.json of an arena, a line a federation and method."""
-    whole: dict[str, Any] = json.loads((arena / page.RESULTS).read_text())
+    path = arena / page.RESULTS
+    if not path.exists():
+        sys.exit(f"there is no {path}; give the folder of an arena that has ended")
+    whole: dict[str, Any] = json.loads(path.read_text())
     for one in whole["federations"]:
         one["methods"] = [{k: v for k, v in m.items() if k not in LEFT_OUT} for m in one["methods"]]
     federations = whole.pop("federations")
