@@ -682,6 +682,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),
         ("tests/method/test_compiled.py", "-k", "fedprox or feddyn"),
     ),
+    "compiled steps: a number that two parts of a row share is left out": Mutation(
+        (Edit("method/step/compiled/blocks.py", 'icmp_unsigned(">=", lanes', 'icmp_unsigned(">", lanes'),),
+        ("tests/method/test_compiled.py", "-k", "products"),
+    ),
     "compiled steps: a second model is not pulled": Mutation(
         (Edit("method/step/compiled/moves.py", "return Mine(x, -eta * pull", "return Mine(x, 0 * pull"),),
         ("tests/method/test_compiled.py", "-k", "further"),

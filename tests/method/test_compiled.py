@@ -58,6 +58,25 @@ def beginning(name: str, piece: Piece) -> Algorithm:
     return replace(method, start=lambda down, row, client: method.start(down, row, client).having(piece))
 
 
+def test_products_of_every_width_are_those_of_numpy() -> None:
+    """Vectors that fill no register, fill some, or leave a rest; blocks of rows and samples that are not whole."""
+    from fedconcord.method.step.compiled import products
+
+    draw, one, none = np.random.default_rng(0), 1.0, np.empty(0)
+    for n, m, B in ((1, 3, 2), (7, 9, 11), (8, 1, 1), (33, 4, 5), (200, 10, 6), (784, 6, 0)):
+        x, u, a, f = (draw.standard_normal(shape) for shape in ((m, n), (m, n), (B, n), (B, m)))
+        # a number behind the last one, which must stay
+        z, c = np.full(B * m + 1, 7.0), np.full(B * n + 1, 7.0)
+        products.outputs(x.ravel(), 0, m, n, a.ravel(), 0, B, z, 0)
+        np.testing.assert_allclose(z, [*(a @ x.T).ravel(), 7.0], atol=1e-12)
+        products.slopes(c, n, x.ravel(), 0, m, f.ravel(), B)
+        np.testing.assert_allclose(c, [*(f @ x).ravel(), 7.0], atol=1e-12)
+        for keep, e, other in ((one, 0.0, none), (0.9, 0.0, none), (one, 0.3, u.ravel()), (0.9, 0.3, u.ravel())):
+            rows = np.array([7.0, *x.ravel(), 7.0])
+            products.updates(rows, 1, m, n, a.ravel(), 0, B, f.ravel(), 0, m, keep, np.pad(other, 1) if e else none, e)
+            np.testing.assert_allclose(rows, [7.0, *(keep * x + e * u + f.T @ a).ravel(), 7.0], atol=1e-12)
+
+
 SOLVERS = {
     "momentum": Solver(momentum=0.5, weight_decay=0.01),
     "nesterov": Solver(momentum=0.5, nesterov=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -173,7 +172,7 @@ class StackedCohort:
             clients.assignment,
             clients.assignment.algorithm,
         )
-        self.space, self.costs, self.store_lock = space_of(clients.problem), Costs(), threading.Lock()
+        self.space, self.costs = space_of(clients.problem), Costs()
         self.gradients: Sequence[Tensor] = ()  # by chunk, where a prelude evaluated them and the local steps use them
         self.trained: tuple[Share, Sequence[Tree]] | None = None  # whose new rows are not stored yet, by chunk
 
@@ -276,9 +275,7 @@ class StackedCohort:
         algorithm, assignment, plan = self.algorithm, self.assignment, share.plan
         down = algorithm.broadcast(self.server) if phase is None else phase.down_of(plan, int(select[0]))
         ids, x = plan.ids[select], model_of(down)
-        with self.store_lock:
-            stored = share.store.gather(ids)
-        objective, rows, private = open_rows(self.objective, x, stored, ids)
+        objective, rows, private = open_rows(self.objective, x, share.store.gather(ids), ids)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
         objective = with_conditions(objective, algorithm, down, rows, ids, orders)
         joint = joint_of(self.objective, private)

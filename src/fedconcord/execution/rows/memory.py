@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Tree, tree_leaves, tree_unflatten
+from fedconcord.method.contract import Tree, tree_leaves, tree_map, tree_unflatten
 from fedconcord.support.errors import UserError
 
 UNTOUCHED = 2**30
@@ -42,9 +42,9 @@ class Fields:
         self.row_bytes = sum(leaf.numel() * self.stored_types[name].itemsize for name, leaf in self.initial.items())
 
     def fresh(self, ids: np.ndarray) -> dict[str, Tensor]:
-        """Rows [S, ...] of clients before their first round."""
+        """Rows [S, ...] of clients before their first round, to be read alone."""
         if self._first is None:
-            return {name: leaf.expand(len(ids), *leaf.shape).clone() for name, leaf in self.initial.items()}
+            return {name: leaf.expand(len(ids), *leaf.shape) for name, leaf in self.initial.items()}
         leaves: dict[str, Tensor] = tree_leaves(self._first(ids))
         return {name: leaf.reshape(len(ids), *self.initial[name].shape) for name, leaf in leaves.items()}
 
@@ -76,9 +76,9 @@ class Fields:
         """Gathered rows with those of the clients that have none yet (absent [S]) put in their place."""
         if not absent.any():
             return rows
-        leaves = tree_leaves(rows)
+        leaves, places = tree_leaves(rows), np.flatnonzero(absent)
         for name, leaf in self.fresh(ids[absent]).items():
-            leaves[name][torch.as_tensor(absent, device=leaf.device)] = leaf
+            leaves[name].index_copy_(0, torch.as_tensor(places, device=leaf.device), leaf)
         return rows
 
 
@@ -130,7 +130,7 @@ class MemoryStore:
         slots = self._slot[ids]
         absent = slots < 0
         if absent.all():
-            return tree_unflatten(self.template, self._fields.fresh(ids))
+            return tree_map(torch.clone, tree_unflatten(self.template, self._fields.fresh(ids)))
         slots[absent] = 0
         rows = self._fields.from_stored(
             {name: column.index_select(0, _index(slots, column)) for name, column in self._rows.items()}

@@ -76,9 +76,8 @@ def _folder() -> Path:
     time of the source, and the processor. What it does not read it compiles in this process, with last bits as in
     `load`.
     """
+    import llvmlite.binding as llvm
     import numba
-
-    llvm = importlib.import_module("llvmlite.binding")  # it has no types
 
     sources = sorted(Path(__file__).parent.glob("*.py"))
     source = b"".join(path.read_bytes() + f"{path.absolute()} {path.stat().st_mtime_ns}".encode() for path in sources)

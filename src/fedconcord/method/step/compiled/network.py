@@ -215,10 +215,10 @@ def backward(net, own, terms, optimiser, mine, at, B, mode, keep):
         first = own.first[layer]
         if layer > 0:
             slopes(before, n, at, first, m, f, B)
-            for i in range(B * n):
-                if not a[p + i] > 0:
-                    before[i] = 0
-        most = own.rows[layer]
+            q = UINT(p)
+            for i in range(UINT(B * n)):
+                before[i] = before[i] if a[q + i] > zero else zero
+        most = m if mode == ADD else own.rows[layer]
         for r in range((m + most - 1) // most * most, -1, -most):  # its biases, then its rows: those read last first
             rows = min(most, m - r)
             lo, size = first + r * n, rows * n
@@ -304,7 +304,8 @@ def cohort(net, draw, terms, further, optimiser, x):
             eta = terms.eta[k]
             rho, pull = terms.prox[s], eta * terms.prox[s]
             mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
-            now = of_client(optimiser, s)
+            if k == 0 or optimiser.kind != PLAIN:
+                now = of_client(optimiser, s)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
             for i in range(x.shape[1] if further.inner > 0 else 0):
