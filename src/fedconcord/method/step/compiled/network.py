@@ -1,7 +1,7 @@
 """The local steps of fully connected networks, compiled: all K steps of a client in one call without Python's lock.
 
 A step reads the weights twice and writes them once: the gradient of a few rows of a layer is added to them, or stays in
-the first cache, where `move` makes the step of it. `step.walk` is what they have to come to.
+the second cache, where `move` makes the step of it. `step.walk` is what they have to come to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["ADAMW", "CROSS_ENTROPY", "DELTA", "DOG", "LION", "LOGISTIC", "NONE",
 __all__ += ["Draw", "Further", "Net", "Optimiser", "Terms", "cohort"]
 
 CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
-TILE = 4096  # numbers in the rows of a layer that are dealt with at once, in the first cache
+TILE = 32768  # numbers in the rows of a layer that are dealt with at once, in the second cache
 
 
 class Net(NamedTuple):
