@@ -11,11 +11,13 @@ import json
 import os
 import resource
 import select
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,6 +174,7 @@ def _start(contestant: Contestant) -> _Running:
             stderr=subprocess.STDOUT,
             env={**os.environ, **contestant.environment, VARIABLE: f"{turn_in},{said_out}"},
             pass_fds=(turn_in, said_out),
+            start_new_session=True,  # with whoever it starts in its group
         )
     os.close(turn_in)
     os.close(said_out)
@@ -186,11 +189,11 @@ def _why(one: _Running, spoke: bool) -> str:
 
 
 def _stop(one: _Running) -> None:
-    """End the process, at once or after it has cleaned up by itself."""
+    """End the process, after it has cleaned up by itself or at once, and whom it left behind."""
     one.turn.close()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         one.process.wait(30)
-    except subprocess.TimeoutExpired:
-        one.process.kill()
-        one.process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(one.process.pid, signal.SIGKILL)
+    one.process.wait()
     one.said.close()

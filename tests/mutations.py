@@ -686,6 +686,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/blocks.py", 'icmp_unsigned(">=", lanes', 'icmp_unsigned(">", lanes'),),
         ("tests/method/test_compiled.py", "-k", "products"),
     ),
+    "compiled steps: a mixture's gradient counts whole for the model below it": Mutation(
+        (Edit("method/step/compiled/network.py", "factor *= share[0]", "pass"),),
+        ("tests/method/test_compiled.py", "-k", "further"),
+    ),
     "compiled steps: a second model is not pulled": Mutation(
         (Edit("method/step/compiled/moves.py", "return Mine(x, -eta * pull", "return Mine(x, 0 * pull"),),
         ("tests/method/test_compiled.py", "-k", "further"),

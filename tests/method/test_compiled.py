@@ -27,7 +27,7 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm, Oracle, Regulariser, tree_leaves
-from fedconcord.method.contract.nested import Look, Moreau
+from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step import compiled, sizes, step
 from fedconcord.method.step.solver import Solver, refuse
@@ -96,6 +96,7 @@ def test_every_local_step_is_as_serial_has_it(solver: str, name: str) -> None:
     assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
 
 
+DENSE = torch.zeros(8 * 37 + 3 * 9).double()  # a model of the small dense network
 NESTED = {
     "ditto": make("ditto"),
     "pfedme": make("pfedme"),
@@ -105,10 +106,15 @@ NESTED = {
     "ditto on FedSMOO": with_ditto(make("fedsmoo"), 0.5),
     "ditto on a table": with_ditto(make("losac"), 0.5),
     "ditto on a dual that moves": with_ditto(make("fedadmm_inexact"), 0.5),
+    "apfl": make("apfl"),
+    "mixtures that are pulled": beginning(
+        "scaffold", Beside(0.5, 0.05, DENSE, 0.1 + DENSE, torch.full((1,), 0.5).double(), 3.0)
+    ),
+    "mixtures as they are": beginning("feddyn", Beside(0.0, 0.05, DENSE, 0.1 + DENSE, torch.full((1,), 0.5).double())),
     "ahead of control variates": beginning("scaffold", Look(0.05)),
     "ahead, with a dual that moves": beginning("fedadmm_inexact", Look(0.05)),
-    "nested in a pull and a dual": beginning("feddyn", Moreau(1.0, 1, 0.3, torch.zeros(8 * 37 + 3 * 9).double())),
-    "nested without a pull": beginning("fedavg", Moreau(0.0, 2, 0.3, torch.zeros(8 * 37 + 3 * 9).double())),
+    "nested in a pull and a dual": beginning("feddyn", Moreau(1.0, 1, 0.3, DENSE)),
+    "nested without a pull": beginning("fedavg", Moreau(0.0, 2, 0.3, DENSE)),
 }
 WITH_RULES = {
     **SOLVERS,

@@ -138,9 +138,9 @@ def _knows(chain: Chain) -> bool:
         (chain.is_of(KNOWN) or (turns and chain.is_of(TURNED) and isinstance(chain.size, Fixed)))
         and all(one is None or (adamw is not None and one.beta == adamw.beta2) for one in seconds)
         and len(points) < 2
+        and (beside is None or beside.share is None or not any(isinstance(point, Look | Moreau) for point in points))
         and chain.tolerance is None
         and chain.prox is None
-        and (beside is None or beside.share is None)
         and (dual is None or (table is None and constant is None))
         and (dual is None or pull is None or dual.anchor is pull.anchor)
         and (momentum is None or isinstance(chain.size, Fixed))
@@ -189,6 +189,8 @@ def _further(the: Mapping[type, Any], d: int, kind: type[np.generic]) -> dict[st
         "beside_anchor": _array(beside.anchor if beside else None, 2, kind),
         "beside_eta": kind(beside.lr if beside else 0.0),
         "beside_pull": kind(beside.lam if beside else 0.0),
+        "share": _array(beside.share if beside else None, 2, kind),
+        "share_rate": kind(beside.rate if beside else 0.0),
         "inner": moreau.steps if moreau else 1 if look else 0,
         "inner_eta": kind(moreau.a if moreau else look.a if look else 0.0),
         "lam": kind(moreau.lam if moreau else 0.0),

@@ -54,6 +54,8 @@ class Further(NamedTuple):
     beside_anchor: np.ndarray  # [S or 1 or 0, d]
     beside_eta: float
     beside_pull: float
+    share: np.ndarray  # [S or 0, 1] of it in the mixture with x at which its gradient is taken (APFL), changed in place
+    share_rate: float
     inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
     inner_eta: float
     lam: float  # how strongly these pull the point to x

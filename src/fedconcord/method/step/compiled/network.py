@@ -97,7 +97,7 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def scratch(net, draw, terms, nested, x):
+def scratch(net, draw, terms, further, x):
     L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
     first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
     longest, tile = 0, 0
@@ -109,8 +109,8 @@ def scratch(net, draw, terms, nested, x):
         place[k + 1] = place[k] + B * n
         longest = max(longest, n)
     longest = max(longest, net.widths[L])
-    ruled = terms.rule != NONE
-    whole = d if terms.clip > 0 or terms.radius > 0 or nested or len(terms.snapshot) > 0 or ruled else 0
+    asked = terms.clip > 0 or terms.radius > 0 or terms.rule != NONE
+    whole = d if asked or further.nested or len(terms.snapshot) > 0 or len(further.share) > 0 else 0
     return Scratch(
         first,
         place,
@@ -277,13 +277,27 @@ def ascend(terms, tilt, common, x, g, point):
             tilt[i] += point[i] - x[i] - common[i]
 
 
+@compiled
+def mixed(further, share, beside, x, g):
+    """APFL's first step, by the gradient g at the mixture of v, which is `beside.x`, and x: of v, and of v's share."""
+    v, zero, one = beside.x, x.dtype.type(0), x.dtype.type(1)
+    slope = zero
+    for i in range(len(x)):
+        slope += (v[i] - x[i]) * g[i]
+    mix(v, 0, len(v), one + beside.eta, g, 0, share[0] * beside.scale)
+    if beside.eta != 0:
+        add(v, 0, len(v), beside.linear, 0, -beside.eta)
+    if further.share_rate != 0:
+        share[0] = min(max(share[0] - further.share_rate * slope, zero), one)
+
+
 BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before them those of steps inside
 
 
 @kept
 def cohort(net, draw, terms, further, optimiser, x):
     """All steps of the clients of a cohort; x [S, d] in place."""
-    own = scratch(net, draw, terms, further.nested, x)
+    own = scratch(net, draw, terms, further, x)
     zero, one = x.dtype.type(0), x.dtype.type(1)
     ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
     ruled = terms.rule != NONE
@@ -292,7 +306,7 @@ def cohort(net, draw, terms, further, optimiser, x):
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
-        point = row(further.point, s)
+        point, share = row(further.point, s), row(further.share, s)
         inner = second(point, x[s], further.inner_eta, further.lam)
         beside = second(row(further.beside, s), row(further.beside_anchor, s), further.beside_eta, further.beside_pull)
         B = 0
@@ -317,6 +331,13 @@ def cohort(net, draw, terms, further, optimiser, x):
                     if len(moves.x) == 0:
                         continue
                     at, mode, factor, keep = moves.x, ADD, moves.scale, one + moves.eta
+                    if turn == BESIDE and len(further.share) > 0:
+                        at = point
+                        for i in range(x.shape[1]):
+                            point[i] = mine.x[i] + share[0] * (moves.x[i] - mine.x[i])
+                        factor *= share[0]
+                        if k == 0:
+                            mode, factor, keep = STORE, one, zero
                 elif turn == ASCENT:
                     if not ascends:
                         continue
@@ -346,6 +367,8 @@ def cohort(net, draw, terms, further, optimiser, x):
                         continue
                 forward(net, own, at, B, factor)
                 backward(net, own, terms, now, moves, at, B, mode, keep)
+                if turn == BESIDE and mode == STORE:
+                    mixed(further, share, beside, mine.x, own.gradient)
                 if turn == ASCENT:
                     ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, point)
             if whole:
