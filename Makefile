@@ -58,8 +58,10 @@ slow: $(VENV)/ready
 
 # Both tiers with the kernels that other processors get: an old Xeon's or EPYC's without AVX-512, and torch's plainest.
 # One of the two, and one tier: make processors PROCESSORS=avx2 TIERS="'not slow and not flower'".
-avx2 = OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=generic
-plain = OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic
+avx2 = OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell \
+  NUMBA_CPU_FEATURES=+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe
+plain = OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=nehalem \
+  NUMBA_CPU_FEATURES=+sse4.2,+popcnt
 PROCESSORS ?= avx2 plain
 TIERS ?= 'not slow and not flower' 'slow and not flower'
 processors: $(VENV)/ready

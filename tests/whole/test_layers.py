@@ -78,7 +78,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # AdamW, Lion and sign steps in compiled rounds, which took five times as long by torch: 100
     # which replies a round did without: 1
     # noise of a tree, for batches without coins: 40, of which 15 prove what it costs
-    # products of compiled steps in vectors of the processor's, which take two thirds of the time: 75; mixtures (APFL) in them: 30
+    # products of compiled steps in vectors, which take two thirds of the time: 75; mixtures (APFL) in them: 30
     "method": Wing(12062, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens

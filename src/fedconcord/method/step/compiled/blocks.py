@@ -10,10 +10,10 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 FASTER = ("reassoc", "contract", "nsz", "arcp")
@@ -21,9 +21,9 @@ FASTER = ("reassoc", "contract", "nsz", "arcp")
 
 def register() -> int:
     """Bytes of a vector register of the processor that numba compiles for."""
-    features, name = vars(config)["CPU_FEATURES"], vars(config)["CPU_NAME"]
+    features = vars(config)["CPU_FEATURES"]
     if features is None:
-        features = llvmlite.binding.get_host_cpu_features().flatten() if name in (None, "host") else ""
+        features = get_host_cpu_features()
     return 64 if "+avx512f" in features else 32 if "+avx" in features else 16
 
 
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     """Some of the n numbers of a row or sample, as many as a register holds."""
 
     place: Any  # of the first
-    chosen: Any = None  # which of them, where the others are of another part; None: all
+    mask: Any = None  # which of them, where the others are of another part; None: all
     is_single: bool = False  # one number, and zeros
 
 
@@ -92,8 +92,8 @@ class Block:
         """Put it there, in place of what was."""
         if part.is_single:
             new = self.builder.extract_element(new, self.index(0))
-        elif part.chosen is not None:
-            new = self.builder.select(part.chosen, new, old)
+        elif part.mask is not None:
+            new = self.builder.select(part.mask, new, old)
         self.builder.store(new, place, align=self.bytes)
 
     def along(self, code: Callable[[Part], None]) -> None:
@@ -104,8 +104,8 @@ class Block:
             with wide:
                 with builder.if_then(builder.icmp_unsigned("!=", rest, zero)):
                     lanes = ir.Constant(ir.VectorType(index, self.width), [*range(self.width)])
-                    chosen = builder.icmp_unsigned(">=", lanes, self.each(builder.sub(width, rest)))
-                    code(Part(builder.sub(self.n, width), chosen))
+                    mask = builder.icmp_unsigned(">=", lanes, self.each(builder.sub(width, rest)))
+                    code(Part(builder.sub(self.n, width), mask))
                 with cgutils.for_range_slice(builder, zero, builder.sub(self.n, rest), width, index) as (place, _):
                     code(Part(place))
             with narrow, cgutils.for_range_slice(builder, zero, self.n, index(1), index) as (place, _):
@@ -121,8 +121,8 @@ def dots(block: Block, R: int, S: int) -> None:
         samples = [block.load(place, part) for place in block.places(block.a, block.sample, S, part)]
         for r, place in enumerate(block.places(block.x, block.row, R, part)):
             row = block.load(place, part)
-            if part.chosen is not None:
-                row = builder.select(part.chosen, row, block.zeros)
+            if part.mask is not None:
+                row = builder.select(part.mask, row, block.zeros)
             for s, sample in enumerate(samples):
                 builder.store(block.fused(row, sample, builder.load(totals[r][s])), totals[r][s])
 

@@ -73,15 +73,16 @@ def compile_into(kind: str, folder: str) -> None:
 
 def _folder() -> Path:
     """Where compiled code lies, named after all that numba asks before it reads what is there: the content, place and
-    time of the source, and the processor. What it does not read it compiles in this process, with last bits as in
-    `load`.
+    time of the source, and the processor, or the one that its settings name. What it does not read it compiles in this
+    process, with last bits as in `load`.
     """
     import llvmlite.binding as llvm
     import numba
 
     sources = sorted(Path(__file__).parent.glob("*.py"))
     source = b"".join(path.read_bytes() + f"{path.absolute()} {path.stat().st_mtime_ns}".encode() for path in sources)
-    machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    settings = [vars(numba.config)[name] for name in ("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX")]
+    machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {settings}"
     versions = f"{numba.__version__} {np.__version__} {sys.implementation.cache_tag}"
     name = hashlib.sha256(source + f"{machine} {versions}".encode()).hexdigest()[:16]
     folder = files.user_cache() / "compiled" / name

@@ -109,8 +109,8 @@ def scratch(net, draw, terms, further, x):
         place[k + 1] = place[k] + B * n
         longest = max(longest, n)
     longest = max(longest, net.widths[L])
-    asked = terms.clip > 0 or terms.radius > 0 or terms.rule != NONE
-    whole = d if asked or further.nested or len(terms.snapshot) > 0 or len(further.share) > 0 else 0
+    is_whole = terms.clip > 0 or terms.radius > 0 or terms.rule != NONE
+    whole = d if is_whole or further.nested or len(terms.snapshot) > 0 or len(further.share) > 0 else 0
     return Scratch(
         first,
         place,
