@@ -141,7 +141,10 @@ ROWS = {
     "a mean of gradients": Row((MeanGradient(ZEROS), Scale(0.5)), ""),
     "ascent with a dual": Row((Ascent(0.1, vectors(5, D), vectors(D)),), "CR"),
     "beside": Row((Beside(0.5, 0.1, vectors(D), vectors(5, D)), PULL), "CR"),
-    "beside, mixed": Row((Beside(0.5, 0.1, vectors(D), vectors(5, D), vectors(5, 1).sigmoid(), 0.1), PULL), "R"),
+    "beside, mixed": Row((Beside(0.5, 0.1, vectors(D), vectors(5, D), vectors(5, 1).sigmoid(), 0.1), PULL), "CR"),
+    "beside, mixed, and a look": Row(
+        (Look(0.1), Beside(0.5, 0.1, vectors(D), vectors(5, D), vectors(5, 1).sigmoid()), PULL), "R"
+    ),
     "look": Row((Look(0.1), PULL), "CR"),
     "moreau": Row((Moreau(0.5, 3, 0.1, ZEROS), PULL), "CR"),
     "snapshot": Row((Snapshot(vectors(D)),), "FCR"),
