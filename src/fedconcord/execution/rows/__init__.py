@@ -29,7 +29,7 @@ class Store(Protocol):
         ...
 
     def gather(self, ids: np.ndarray) -> Tree:
-        """Rows of these clients, stacked: every field [S, ...], scalars [S, 1]; the caller may change them."""
+        """Rows of these clients, every field [S, ...], scalars [S, 1], the caller's own. Threads may ask at once."""
         ...
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:

@@ -41,8 +41,11 @@ class Fields:
         }
         self.row_bytes = sum(leaf.numel() * self.stored_types[name].itemsize for name, leaf in self.initial.items())
 
-    def fresh(self, ids: np.ndarray) -> dict[str, Tensor]:
-        """Rows [S, ...] of clients before their first round, to be read alone."""
+    def fresh(self, ids: np.ndarray) -> Tree:
+        """Rows of clients before their first round, which the caller may change."""
+        return tree_map(torch.clone, tree_unflatten(self.template, self._first_rows(ids)))
+
+    def _first_rows(self, ids: np.ndarray) -> dict[str, Tensor]:  # [S, ...], which may share memory
         if self._first is None:
             return {name: leaf.expand(len(ids), *leaf.shape) for name, leaf in self.initial.items()}
         leaves: dict[str, Tensor] = tree_leaves(self._first(ids))
@@ -77,7 +80,7 @@ class Fields:
         if not absent.any():
             return rows
         leaves, places = tree_leaves(rows), np.flatnonzero(absent)
-        for name, leaf in self.fresh(ids[absent]).items():
+        for name, leaf in self._first_rows(ids[absent]).items():
             leaves[name].index_copy_(0, torch.as_tensor(places, device=leaf.device), leaf)
         return rows
 
@@ -130,7 +133,7 @@ class MemoryStore:
         slots = self._slot[ids]
         absent = slots < 0
         if absent.all():
-            return tree_map(torch.clone, tree_unflatten(self.template, self._fields.fresh(ids)))
+            return self._fields.fresh(ids)
         slots[absent] = 0
         rows = self._fields.from_stored(
             {name: column.index_select(0, _index(slots, column)) for name, column in self._rows.items()}

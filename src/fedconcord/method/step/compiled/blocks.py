@@ -22,8 +22,7 @@ FASTER = ("reassoc", "contract", "nsz", "arcp")
 def register() -> int:
     """Bytes of a vector register of the processor that numba compiles for."""
     features = vars(config)["CPU_FEATURES"]
-    if features is None:
-        features = get_host_cpu_features()
+    features = get_host_cpu_features() if features is None else features
     return 64 if "+avx512f" in features else 32 if "+avx" in features else 16
 
 
@@ -40,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Block:
-    """R rows of x [n], S samples of a [n], none of which overlap, and a number f of each row and sample."""
+    """R rows of x and S samples of a [n], apart from each other, a number f of each pair; keep, u, e: see `spread`."""
 
     def __init__(self, context: Any, builder: Any, kinds: Any, values: Any) -> None:
         x, w, a, p, f, q, n, m, r, b, keep, u, e = values
@@ -65,7 +64,7 @@ class Block:
         return self.builder.shuffle_vector(first, first, order)
 
     def fused(self, a: Any, b: Any, c: Any) -> Any:
-        """A b + c."""
+        """The sum of c and the product of a and b."""
         return self.builder.fadd(self.builder.fmul(a, b, flags=FASTER), c, flags=FASTER)
 
     def at(self, r: int, s: int) -> Any:

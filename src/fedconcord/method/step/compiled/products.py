@@ -27,7 +27,7 @@ def product(write, last_first=False):
         most, many = rows - rows % ROWS, B - B % SAMPLES
         for k in range(0, most, ROWS):
             r = most - ROWS - k if last_first else k
-            for b in range(0, many, SAMPLES):
+            for b in range(0, many, SAMPLES):  # keep, u and e are for the first samples alone
                 whole(x, w, a, p, f, q, n, m, r, b, one if b else keep, u, zero if b else e)
             for b in range(many, B):
                 sample(x, w, a, p, f, q, n, m, r, b, one if b else keep, u, zero if b else e)
