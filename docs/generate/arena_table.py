@@ -2,8 +2,9 @@
 
     python docs/generate/arena_table.py [ARENA]
 
-keeps what a whole arena came to (ARENA/arena.json, without its times, which are of one machine) as the table that
-`fedconcord arena` puts new methods beside, and writes docs/arena-table.md with its figures from that table.
+keeps what an arena came to (ARENA/arena.json, without its times, which are of one machine) as part of the table that
+`fedconcord arena` puts new methods beside: its federations replace those of the same names, the others stay. It
+writes docs/arena-table.md with its figures from that table.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedconcord.insight.report.figures.style import styled, to_files
 from fedconcord.support import files
 from fedconcord_papers.arena import kept, page
-from fedconcord_papers.arena.federations import chosen
+from fedconcord_papers.arena.federations import Role, chosen
 from fedconcord_papers.arena.kept import Kept
 
 ROOT = Path(__file__).parents[2]
@@ -25,16 +26,19 @@ VALUES = ROOT / "src" / "fedconcord_papers" / "arena" / kept.VALUES
 PAGE = ROOT / "docs" / "arena-table.md"
 FIGURES = "arena"  # below docs
 LEFT_OUT = ("slower", "ratio", "is_kept")  # of a method: times, and what follows from the rest
+SHARED = ("format", "machine", "budget", "seeds", "tuning_seeds", "methods")  # by all federations of a table
 
 
-def values_of(arena: Path) -> str:
-    """values.json of an arena, a line a federation and method."""
+def values_of(arena: Path, before: str | None = None) -> str:
+    """values.json of an arena, beside the federations of a table that it has not; a line a federation and method."""
     path = arena / page.RESULTS
     if not path.exists():
         sys.exit(f"there is no {path}; give the folder of an arena that has ended")
     whole: dict[str, Any] = json.loads(path.read_text())
     for one in whole["federations"]:
         one["methods"] = [{k: v for k, v in m.items() if k not in LEFT_OUT} for m in one["methods"]]
+    if before is not None:
+        whole = _joined(json.loads(before), whole)
     federations = whole.pop("federations")
     head = json.dumps(whole)[:-1]
     bodies = []
@@ -42,6 +46,17 @@ def values_of(arena: Path) -> str:
         methods = ",\n  ".join(json.dumps(method) for method in one.pop("methods"))
         bodies.append(f' {json.dumps(one)[:-1]}, "methods": [\n  {methods}]}}')
     return f'{head}, "federations": [\n' + ",\n".join(bodies) + "]}\n"
+
+
+def _joined(table: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """A table with the federations of another arena, in the package's order."""
+    if others := [key for key in SHARED if table[key] != more[key]]:
+        sys.exit(f"the arena differs from the table in {', '.join(others)}; run it as docs/arena-table.md says")
+    one_by_name = {one["name"]: one for one in (*table["federations"], *more["federations"])}
+    order = [one.name for one in chosen([*get_args(Role)])]
+    federations = sorted(one_by_name.values(), key=lambda one: order.index(one["name"]))
+    names = ", ".join(one["name"] for one in more["federations"])
+    return {**table, "version": f"{table['version']}, and {more['version']} ({names})", "federations": federations}
 
 
 def text_of(table: Kept) -> str:
@@ -73,7 +88,7 @@ def text_of(table: Kept) -> str:
 
 def main(arguments: list[str]) -> None:
     if arguments:
-        files.write_text(VALUES, values_of(Path(arguments[0])))
+        files.write_text(VALUES, values_of(Path(arguments[0]), VALUES.read_text() if VALUES.exists() else None))
     table = kept.read(VALUES.read_text())
     results = [*table.results.values()]
     with styled():

@@ -46,6 +46,22 @@ def test_what_is_kept_is_what_the_arena_came_to(whole: Path) -> None:
     assert math.isnan(next(o for o in result.outcomes if o.entry.label == "wild").final[0])
 
 
+def test_federations_of_a_later_arena_join_the_table_in_the_packages_order(whole: Path, tmp_path: Path) -> None:
+    """In place of those of the same names; what is of another budget is refused."""
+    text, out = (whole / "arena.json").read_text(), tmp_path / "arena.json"
+    table = json.loads(generate.values_of(whole)) | {"version": "1"}
+    table["federations"] = [{**table["federations"][0], "name": name, "data": "old"} for name in ("silos", "exam")]
+    for name in ("few labels", "exam"):
+        out.write_text(text.replace('"name": "sorted"', f'"name": "{name}"'))
+        table = json.loads(generate.values_of(tmp_path, json.dumps(table)))
+    assert [one["name"] for one in table["federations"]] == ["few labels", "silos", "exam"]
+    assert [one["data"] for one in table["federations"] if one["data"] == "old"] == ["old"]
+    now = json.loads(text)["version"]
+    assert table["version"] == f"1, and {now} (few labels), and {now} (exam)"
+    with pytest.raises(SystemExit, match="differs from the table in budget"):
+        generate.values_of(tmp_path, json.dumps(table | {"budget": 9}))
+
+
 def test_a_new_method_is_put_beside_the_table(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

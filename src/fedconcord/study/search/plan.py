@@ -54,7 +54,7 @@ class Tuning(NamedTuple):
     objective: Objective
     spaces: tuple[Space, ...]
     rungs: Mapping[str, tuple[Rung, ...]]  # of each method
-    kernels: Mapping[str, str]  # of each method, as a run of all rounds chooses
+    kernels: Mapping[str, str]  # of each method, for all of its trials
 
     @property
     def seeds(self) -> list[int]:
@@ -195,7 +195,7 @@ def _spaces(config: Config, spec: SearchSpec) -> tuple[Space, ...]:
 
 
 def _kernel(tuning: Tuning, space: Space) -> str:
-    """What computes a run of all rounds: a trial that goes on must not begin anew with another.
+    """What computes a method's trials: what is loaded once serves all of them, and one that goes on keeps its own.
 
     Raises:
         UserError: the method cannot run.
@@ -205,7 +205,7 @@ def _kernel(tuning: Tuning, space: Space) -> str:
         start = prepare(entry.config, entry.folder)
         if "kernel" not in start.job.engine.can.choices:
             return entry.config.engine.kernel
-        engine = resolved(start.job, start.state, tuning.config.rounds).engine
+        engine = resolved(start.job, start.state, tuning.rounds).engine
     return str(engine.can.choices["kernel"])
 
 
