@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from fedconcord.method.step.compiled.products import UINT, add, compiled, mix, scale
 
@@ -144,18 +145,17 @@ def move(terms, mine, g, begin, lo, size):
             linear[lo + i] += terms.dual_rate * (x[lo + i] - anchor[lo + i])
 
 
-@compiled
+@njit(inline="always")
 def row(values, s):
     """A client's, or what all share; [0] of nothing."""
     if len(values) == 0:
-        return np.empty(0, values.dtype)
+        return values.reshape(values.size)
     return values[min(s, len(values) - 1)]
 
 
 @compiled
-def of_client(all, s):
-    """The optimiser of client s in its next step."""
-    corrections = np.ones(2, all.m.dtype)
+def of_client(all, s, corrections):
+    """The optimiser of client s in its next step, with `corrections` for `t`."""
     if len(all.t) > 0:
         all.t[s, 0] += 1
         for i, beta in enumerate((all.beta, all.beta2)):

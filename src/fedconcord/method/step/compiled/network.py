@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from fedconcord.method.step.compiled.moves import (
     ADAMW,
@@ -94,9 +95,10 @@ class Scratch(NamedTuple):
     sums: np.ndarray  # [3] of squares, of the direction and of its change; 1 in a round's first step
     labels: np.ndarray  # [B] int64: the batch's samples
     share: np.ndarray  # [B] their weights
+    corrections: np.ndarray  # [2] of an optimiser's moments
 
 
-@compiled
+@njit
 def scratch(net, draw, terms, further, x):
     L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
     first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
@@ -124,6 +126,7 @@ def scratch(net, draw, terms, further, x):
         np.zeros(3, x.dtype),
         np.empty(B, np.int64),
         np.empty(B, x.dtype),
+        np.ones(2, x.dtype),
     )
 
 
@@ -297,7 +300,12 @@ BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before
 @kept
 def cohort(net, draw, terms, further, optimiser, x):
     """All steps of the clients of a cohort; x [S, d] in place."""
-    own = scratch(net, draw, terms, further, x)
+    walk(net, draw, terms, further, optimiser, x, scratch(net, draw, terms, further, x))
+
+
+@compiled
+def walk(net, draw, terms, further, optimiser, x, own):
+    """`cohort`, with what its steps write and forget."""
     zero, one = x.dtype.type(0), x.dtype.type(1)
     ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
     ruled = terms.rule != NONE
@@ -319,7 +327,7 @@ def cohort(net, draw, terms, further, optimiser, x):
             rho, pull = terms.prox[s], eta * terms.prox[s]
             mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
             if k == 0 or optimiser.kind != PLAIN:
-                now = of_client(optimiser, s)
+                now = of_client(optimiser, s, own.corrections)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
             for i in range(x.shape[1] if further.inner > 0 else 0):
