@@ -21,8 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from federations import FEDERATIONS, FRESH, RESULTS, ROOT, every_of, filled, followed, job_of, metrics_of
+from torch import Tensor
 
+from fedconcord.execution.engines.stacked import Stacked
 from fedconcord.method.contract import Algorithm, Client, Local
+from fedconcord.method.step.sizes import Normed, record_size
 from fedconcord.support import files
 
 PAGE = ROOT / "docs" / "auto.md"
@@ -37,7 +40,7 @@ def with_constants(**constants: float) -> Callable[[], Algorithm]:
     """`auto` with other constants; its functions look them up as they run."""
 
     def made() -> Algorithm:
-        own = module()
+        own, Normed.measured = module(), MEASURED  # type: ignore[method-assign]
         for name, value in {**DEFAULTS, **constants}.items():
             setattr(own, name, value)
         return own.auto()
@@ -60,16 +63,34 @@ def first_step(size: float) -> Callable[[], Algorithm]:
     return made
 
 
+def by_the_step_before() -> Algorithm:
+    """The cap on a step from the length of the one before: a step is one pass over the model then."""
+
+    def measured(self: Normed, k: int, norm: Tensor) -> Tensor:
+        whole = norm.clamp(min=torch.finfo(torch.float32).tiny)
+        self.opening.copy_(torch.where(self.opening > 0, self.opening, self.length / whole))
+        eta = torch.where(self.now > 0, self.now, self.opening)
+        self.now.copy_(torch.minimum(self.opening, self.bound * self.length / whole))
+        self.squares.add_(norm.square())
+        return record_size(self.etas, k, self.lr * eta)
+
+    algorithm = with_constants()()
+    Normed.measured = measured  # type: ignore[method-assign]
+    return algorithm
+
+
 def without_own_duals() -> Algorithm:
     """Clients keep nothing: what is left is a damped heavy ball over normalised steps."""
     with_constants()()
     return module().auto(duals="common")
 
 
+MEASURED = Normed.measured
 DEFAULTS = {name: getattr(module(), name) for name in ("LENGTH", "LONGEST", "EPS", "C", "R", "KEPT", "GROW", "SHRINK")}
 VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "auto": with_constants(),
     "no cap on a step's length": with_constants(LONGEST=1e9),
+    "a cap by the length of the step before": by_the_step_before,
     "first step size 0.3 for all": first_step(0.3),
     "first step size 0.1 for all": first_step(0.1),
     "no sum in G": with_constants(EPS=0.0),
@@ -91,7 +112,9 @@ class Reached(NamedTuple):
 
 def curve_of(given: dict[str, Any], made: Callable[[], Algorithm], seed: int) -> list[float]:
     """The test metric at every evaluation, higher is better; the worst there is from where it is not finite."""
-    job = replace(job_of(given, "auto", seed), algorithm=made())
+    job = job_of(given, "auto", seed)
+    assert isinstance(job.engine, Stacked)
+    job = replace(job, algorithm=made(), engine=replace(job.engine, kernel="torch"))  # which the variants change
     _, _, sign = metrics_of(given)
     found = [sign * value for value in followed(given, job).curve]
     rounds, every = given["rounds"], every_of(given["rounds"])

@@ -41,7 +41,7 @@ class Joint(NamedTuple):
 
     def orders(self, orders: Orders) -> Orders:
         """With the steps on y alone, whose samples are drawn behind those of the others."""
-        return orders._replace(steps=orders.steps + self.before(orders.steps))
+        return orders if self.parts is None else orders._replace(steps=orders.steps + self.before(orders.steps))
 
     def before(self, steps: int) -> int:
         """How many steps on y alone a client takes that takes steps at all."""
