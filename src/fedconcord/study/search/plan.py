@@ -203,10 +203,8 @@ def _kernel(tuning: Tuning, space: Space) -> str:
     entry = tuning.entry(space, space.start, 0, tuning.seeds[0], tuning.config.rounds)
     with threads(entry.config.engine.threads):
         start = prepare(entry.config, entry.folder)
-        if "kernel" not in start.job.engine.can.choices:
-            return entry.config.engine.kernel
-        engine = resolved(start.job, start.state, tuning.rounds).engine
-    return str(engine.can.choices["kernel"])
+        choices = resolved(start.job, start.state, tuning.rounds).engine.can.choices
+    return str(choices.get("kernel", entry.config.engine.kernel))
 
 
 def sentences(tuning: Tuning) -> Iterator[str]:

@@ -148,9 +148,7 @@ def move(terms, mine, g, begin, lo, size):
 @njit(inline="always")
 def row(values, s):
     """A client's, or what all share; [0] of nothing."""
-    if len(values) == 0:
-        return values.reshape(values.size)
-    return values[min(s, len(values) - 1)]
+    return values[min(s, len(values) - 1)] if len(values) > 0 else values.reshape(values.size)
 
 
 @compiled

@@ -100,17 +100,15 @@ class Scratch(NamedTuple):
 
 @njit
 def scratch(net, draw, terms, further, x):
-    L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
+    L, B, d, tile = len(net.widths) - 1, draw.samples.shape[2], x.shape[1], 0
     first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
-    longest, tile = 0, 0
     for k in range(L):
         n, m = net.widths[k], net.widths[k + 1]
         rows[k] = max(4, TILE // n // 4 * 4)
         tile = max(tile, m, n * rows[k])
         first[k + 1] = first[k] + m * (n + 1)
         place[k + 1] = place[k] + B * n
-        longest = max(longest, n)
-    longest = max(longest, net.widths[L])
+    longest = net.widths.max()
     is_whole = terms.clip > 0 or terms.radius > 0 or terms.rule != NONE
     whole = d if is_whole or further.nested or len(terms.snapshot) > 0 or len(further.share) > 0 else 0
     return Scratch(
@@ -231,9 +229,8 @@ def backward(net, own, terms, optimiser, mine, at, B, mode, keep):
             if mode == HEAVY_BALL:
                 into, e, kept = mine.buffer, one, terms.momentum
             elif mode != ADD:
-                into, w, e, kept = (own.tile, 0, zero, one) if mode == MOVE else (own.gradient, lo, zero, one)
-                if mode == DIRECT:
-                    e = one
+                into, w, kept = (own.tile, 0, one) if mode == MOVE else (own.gradient, lo, one)
+                e = one if mode == DIRECT else zero
                 if mode != STORE or keep == 0:
                     clear(into, w, size)  # what there was may not be finite
             if len(u) == 0:
@@ -307,8 +304,7 @@ def cohort(net, draw, terms, further, optimiser, x):
 def walk(net, draw, terms, further, optimiser, x, own):
     """`cohort`, with what its steps write and forget."""
     zero, one = x.dtype.type(0), x.dtype.type(1)
-    ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
-    ruled = terms.rule != NONE
+    ascends, refers, ruled = terms.radius > 0, len(terms.snapshot) > 0, terms.rule != NONE
     whole = refers or further.nested or terms.clip > 0
     added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov and optimiser.kind == PLAIN
     for s in range(len(x)):
@@ -317,7 +313,6 @@ def walk(net, draw, terms, further, optimiser, x, own):
         point, share = row(further.point, s), row(further.share, s)
         inner = second(point, x[s], further.inner_eta, further.lam)
         beside = second(row(further.beside, s), row(further.beside_anchor, s), further.beside_eta, further.beside_pull)
-        B = 0
         for k in range(draw.steps[s]):
             if k == 0 or draw.samples.shape[1] > 1:
                 B = gather(net, draw, own, s, k)

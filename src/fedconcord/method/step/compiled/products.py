@@ -12,9 +12,9 @@ from numba import njit
 from fedconcord.method.step.compiled.blocks import FASTER, ROWS, SAMPLES, back, block_of, dots, spread
 
 UINT = np.uintp  # numba's signed indices may count from the end, which keeps loops from being vectorised
-# numba's arrays count who holds them by locked instructions, hundreds a step, for which its products wait. Functions that
+# numba's arrays count who holds them by locked instructions, hundreds a step, for which products wait. Functions that
 # make no array do without (`_nrt`); they may return none either, so that `moves.row` is inlined.
-compiled = njit(fastmath={*FASTER}, nogil=True, error_model="numpy", _nrt=False)
+compiled = njit(fastmath={*FASTER}, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
 kept = njit(fastmath={*FASTER}, nogil=True, error_model="numpy", cache=True)  # on disk, with all that it calls
 
 
