@@ -49,7 +49,6 @@ def test_every_method_is_as_serial_has_it(name: str) -> None:
     reference = run(job)
     for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
         assert_same(run(replace(job, engine=engine)), reference)
-    assert len(compiled.load(torch.float64).cohort.signatures) <= 2  # one for each precision: none of its own
 
 
 def beginning(name: str, piece: Piece) -> Algorithm:
@@ -138,7 +137,6 @@ def test_further_gradients_are_as_serial_has_them(name: str, solver: str, monkey
     monkeypatch.delattr(step, "walk")
     for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
         assert_same(run(replace(job, engine=engine), 3), reference)
-    assert len(compiled.load(torch.float64).cohort.signatures) <= 2
 
 
 OPTIMISED = {
@@ -215,7 +213,6 @@ def test_samples_are_read_as_they_lie(kind: Any, channels: int) -> None:
     problem = Supervised(build, data, parts, dtype=torch.float64)
     job = Job(problem, make("scaffold"), Schedule(seed=2, cohort=3, lr=0.01, work=uniform(1, 2), batch_size=6))
     assert_same(run(replace(job, engine=COMPILED), 2), run(replace(job, engine=Serial()), 2))
-    assert len(compiled.load(torch.float64).cohort.signatures) <= 2
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from fedconcord.method.contract.pieces import (
     Table,
 )
 from fedconcord.method.step.assignment import Assignment, local_regulariser
+from fedconcord.method.step.compiled import arrays
 from fedconcord.method.step.compiled.loading import installed, load
 from fedconcord.method.step.samples import Batches, Samples
 from fedconcord.method.step.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
@@ -88,43 +88,54 @@ def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | Non
         return None
     if not _knows(chain):
         return None
-    return take(load(chain.x.dtype), chain, source.objective.network, source.samples, source.blocks, steps)
-
-
-def take(
-    code: ModuleType, chain: Chain, network: Network, samples: Samples, blocks: Tensor | None, steps: np.ndarray
-) -> Walked:
-    """The steps of a chain that the compiled ones know."""
     x = chain.x.expand(len(steps), -1).clone()
     size = with_own_state(chain.size, len(x))
     moving = tuple(with_own_state(piece, len(x), chain.tables) for piece in chain.pieces if piece.traits.moves)
     the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
-    kind = x.numpy().dtype.type
-    numbers = network.loss != "cross_entropy"
     columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
-    state = torch.cat(columns, 1).numpy() if columns else np.empty((0, 0), kind)
-    code.cohort(
-        code.Net(
-            np.array(network.widths, np.int64),
-            *_samples(network, kind),
-            _array(None if numbers else network.targets, 1, np.int64),
-            _array(network.targets if numbers else None, 2, kind),
-            getattr(code, network.loss.upper()),
-        ),
-        code.Draw(
-            steps.astype(np.int64),
-            _array(samples.samples, 3, np.int64),
-            _array(samples.weight, 3, kind),
-            _array(blocks, 2, np.int64),
-        ),
-        code.Terms(**_terms(the, len(x), kind), **_sizes(code, size, state, steps, kind)),
-        code.Further(**_further(the, x.shape[-1], kind)),
-        code.Optimiser(**_optimiser(code, the, kind)),
-        x.numpy(),
-    )
-    for column, values in zip(columns, state.T, strict=True):
+    state = torch.cat(columns or [x[:0]], 1).numpy()
+    samples, blocks = source.samples, source.blocks
+    load(x.dtype)(*arguments(the, size, state, source.objective.network, samples, blocks, steps, x.numpy()))
+    for column, values in zip(columns, state.T, strict=False):
         column.copy_(torch.as_tensor(values)[:, None])
     return Walked(x, moving, size, steps)
+
+
+def arguments(
+    the: Mapping[type, Any],
+    size: StepSize,
+    state: np.ndarray,
+    network: Network,
+    samples: Samples,
+    blocks: Tensor | None,
+    steps: np.ndarray,
+    x: np.ndarray,
+) -> tuple[Any, ...]:
+    """What the compiled function is given.
+
+    Args:
+        the: pieces by their kinds; what moves is written where it lies.
+        state: [S, columns] the state of a rule of step sizes, in place.
+        x: [S, d] in place.
+    """
+    kind, numbers = x.dtype.type, network.loss != "cross_entropy"
+    net = arrays.Net(
+        widths=np.array(network.widths, np.int64),
+        **_samples(network, kind),
+        classes=_array(None if numbers else network.targets, 1, np.int64),
+        targets=_array(network.targets if numbers else None, 2, kind),
+        loss=getattr(arrays, network.loss.upper()),
+    )
+    draw = arrays.Draw(
+        steps.astype(np.int64),
+        _array(samples.samples, 3, np.int64),
+        _array(samples.weight, 3, kind),
+        _array(blocks, 2, np.int64),
+    )
+    terms = arrays.Terms(**_terms(the, len(x), kind), **_sizes(size, state, steps, kind))
+    further = arrays.Further(**_further(the, x.shape[-1], kind))
+    optimiser = arrays.Optimiser(**_optimiser(the, kind))
+    return net, draw, terms, further, optimiser, x, arrays.scratch(net, draw, terms, further, x)
 
 
 def _knows(chain: Chain) -> bool:
@@ -198,16 +209,16 @@ def _further(the: Mapping[type, Any], d: int, kind: type[np.generic]) -> dict[st
     }
 
 
-def _optimiser(code: ModuleType, the: Mapping[type, Any], kind: type[np.generic]) -> dict[str, Any]:
+def _optimiser(the: Mapping[type, Any], kind: type[np.generic]) -> dict[str, Any]:
     """The local optimiser as fields of `Optimiser`; what moves is written where it lies."""
-    kinds = {AdamW: code.ADAMW, Lion: code.LION, Sign: code.SIGN}
+    kinds = {AdamW: arrays.ADAMW, Lion: arrays.LION, Sign: arrays.SIGN}
     optimiser = next((of for of in kinds if of in the), Sign)
 
     def of(piece: type, field: str, absent: Any = None) -> Any:
         return getattr(the.get(piece), field, absent)
 
     return {
-        "kind": kinds[optimiser] if optimiser in the else code.PLAIN,
+        "kind": kinds[optimiser] if optimiser in the else arrays.PLAIN,
         "m": _array(of(optimiser, "m"), 2, kind),
         "raw": _array(of(SecondMoment, "v"), 2, kind),
         "second": _array(of(DirectionMoment, "v"), 2, kind),
@@ -220,14 +231,12 @@ def _optimiser(code: ModuleType, the: Mapping[type, Any], kind: type[np.generic]
     }
 
 
-def _sizes(
-    code: ModuleType, size: StepSize, state: np.ndarray, steps: np.ndarray, kind: type[np.generic]
-) -> dict[str, Any]:
+def _sizes(size: StepSize, state: np.ndarray, steps: np.ndarray, kind: type[np.generic]) -> dict[str, Any]:
     """The step sizes as fields of `Terms`; for a rule, eta is the factor on what it finds."""
     most = int(steps.max(initial=0))
     fixed = Fixed(size.lr) if isinstance(size, Ruled) else size
     assert isinstance(fixed, Fixed)
-    rules = {Fixed: code.NONE, Delta: code.DELTA, Dog: code.DOG, Normed: code.NORMED}
+    rules = {Fixed: arrays.NONE, Delta: arrays.DELTA, Dog: arrays.DOG, Normed: arrays.NORMED}
     reach, growth = 0.0, 0.0
     if isinstance(size, Delta):
         reach, growth = 0.5 * size.gamma, size.growth
@@ -244,18 +253,18 @@ def _sizes(
     }
 
 
-def _samples(network: Network, kind: type[np.generic]) -> tuple[np.ndarray, ...]:
+def _samples(network: Network, kind: type[np.generic]) -> dict[str, np.ndarray]:
     """The fields of a `Net` that samples are read from."""
     samples: np.ndarray = network.inputs.numpy()
-    kinds = (np.uint8, np.float32, kind)  # where the run's numbers are float32 too, the second is read
-    inputs = [samples if samples.dtype == of else np.empty((0, 0), of) for of in kinds]
-    return (*inputs, _array(network.order, 1, np.int64), _array(network.table, 2, kind))
+    kinds = {"bytes": np.uint8, "narrow": np.float32, "inputs": kind}  # the second is read where the third is it too
+    read = {name: samples if samples.dtype == of else np.empty((0, 0), of) for name, of in kinds.items()}
+    return {**read, "order": _array(network.order, 1, np.int64), "table": _array(network.table, 2, kind)}
 
 
 def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarray:
-    """The numbers of a tensor, with a row for what clients share; none at all for None."""
+    """The numbers of a tensor, with a row for what clients share; for None, too, which has no numbers."""
     if value is None:
-        return np.empty((0,) * ndim, kind)
+        return np.empty((1,) * (ndim - 1) + (0,), kind)
     array: np.ndarray = value.numpy()
     return np.ascontiguousarray(array.reshape((1,) * (ndim - array.ndim) + array.shape))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,64 +29,121 @@ from fedconcord.support import files
 from fedconcord.support.errors import UserError
 
 CHILD = "import sys; from fedconcord.method.step.compiled.loading import compile_into; compile_into(*sys.argv[1:])"
+BYTES = {"bool": ctypes.c_int8, "int": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
 def installed() -> bool:
     """Whether numba is there."""
-    return sys.modules.get("numba") is not None or importlib.util.find_spec("numba") is not None
+    return importlib.util.find_spec("numba") is not None
+
+
+class Code:
+    """The machine code of a function of numba's, called by its address with what tuples and arrays consist of."""
+
+    def __init__(self, name: str, kinds: Sequence[str], machine_code: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # which holds the code
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+        self._engine.finalize_object()
+        self.kinds = list(kinds)
+        types = [of for kind in kinds for of in _types(kind)]
+        call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types)  # lets go of Python's lock
+        self._call = call(self._engine.get_function_address(name))
+
+    def __call__(self, *arguments: Any) -> None:
+        leaves = list(_leaves(arguments))
+        assert [_kind(leaf) for leaf in leaves] == self.kinds  # or it would read what is not there
+        values = [value for leaf in leaves for value in _values(leaf)]
+        result, error = ctypes.c_void_p(), ctypes.c_void_p()
+        status = self._call(ctypes.addressof(result), ctypes.addressof(error), *values)
+        assert status == 0
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The arrays and numbers of nested tuples."""
+    if isinstance(value, tuple):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def _kind(leaf: Any) -> str:
+    """What a leaf is: a number's type, or an array's with its dimensions."""
+    if isinstance(leaf, np.ndarray):
+        return f"{leaf.dtype.name} {leaf.ndim} {leaf.flags.c_contiguous and leaf.flags.writeable}"
+    return type(leaf).__name__
+
+
+def _types(kind: str) -> list[Any]:
+    """Of the values of a leaf."""
+    return [ctypes.c_int64] * (5 + 2 * int(kind.split()[1])) if " " in kind else [BYTES[kind]]
+
+
+def _values(leaf: Any) -> tuple[Any, ...]:
+    """As numba passes a leaf: of an array nobody counts who holds it, and its owner comes first."""
+    if isinstance(leaf, np.ndarray):
+        return 0, 0, leaf.size, leaf.itemsize, leaf.__array_interface__["data"][0], *leaf.shape, *leaf.strides
+    return (leaf.item() if isinstance(leaf, np.generic) else leaf,)
 
 
 @cache
-def load(dtype: torch.dtype) -> ModuleType:
-    """The module of compiled functions, those for numbers of this kind ready.
+def load(dtype: torch.dtype) -> Code:
+    """The compiled function for numbers of this kind, read from the user's cache: no compiler is loaded for it.
 
-    Where they have to be compiled it is said. Processes that ask at once wait for the first, and read what it wrote.
-
-    A process of its own compiles: beside its result, what just compiled a function has other copies of what it calls,
-    takes some of those, and so differs in last bits from every process that reads the result.
+    Where it has to be compiled a process of its own does so, and it is said. Processes that ask at once wait for the
+    first, and read what it wrote.
 
     Raises:
-        UserError: they cannot be compiled.
+        UserError: it cannot be compiled.
     """
     folder = _folder()
     kind = str(dtype).removeprefix("torch.")
-    done = folder / f"{kind}.done"
+    path = folder / f"{kind}.o"
     with _alone(folder / "lock"):
-        if not done.exists():
+        if not path.exists():
             logging.getLogger("fedconcord").warning(
                 "compiling the local steps of dense networks for %s: once an installation, about a quarter of a minute",
                 kind,
             )
-            path = os.pathsep.join(filter(None, sys.path))
-            child = [sys.executable, "-P", "-c", CHILD, kind, str(folder)]
-            ended = subprocess.run(child, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True)
+            places = os.pathsep.join(filter(None, sys.path))
+            child = [sys.executable, "-P", "-c", CHILD, kind, str(path)]
+            ended = subprocess.run(child, env={**os.environ, "PYTHONPATH": places}, stderr=subprocess.PIPE, text=True)
             if ended.returncode != 0:
                 why = (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
                 raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
-            done.touch()
-    code = _imported(folder)
-    _try(code, dtype)
-    return code
+    head, _, machine_code = path.read_bytes().partition(b"\n")
+    return Code(**json.loads(head), machine_code=machine_code)
 
 
-def compile_into(kind: str, folder: str) -> None:
-    """Compile the functions for numbers of a kind, float32 or float64, into a folder."""
-    _try(_imported(Path(folder)), getattr(torch, kind))
+def compile_into(kind: str, path: str) -> None:
+    """Compile the function for numbers of a kind, float32 or float64, into a file."""
+    from numba import typeof
+
+    from fedconcord.method.step.compiled.network import cohort
+
+    arguments = _nobody(getattr(torch, kind))
+    types = tuple(map(typeof, arguments))
+    cohort.compile(types)
+    made = cohort.overloads[types]
+    head = {"name": made.fndesc.llvm_func_name, "kinds": [_kind(leaf) for leaf in _leaves(arguments)]}
+    files.write_bytes(Path(path), json.dumps(head).encode() + b"\n" + made.library._get_compiled_object())
 
 
 def _folder() -> Path:
-    """Where compiled code lies, named after all that numba asks before it reads what is there: the content, place and
-    time of the source, and the processor, or the one that its settings name. What it does not read it compiles in this
-    process, with last bits as in `load`.
+    """Where compiled code lies, named after what it is made of: source, versions, and the processor or the one that
+    numba's settings name.
     """
     import llvmlite.binding as llvm
-    import numba
 
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    source = b"".join(path.read_bytes() + f"{path.absolute()} {path.stat().st_mtime_ns}".encode() for path in sources)
-    settings = [vars(numba.config)[name] for name in ("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX")]
+    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {settings}"
-    versions = f"{numba.__version__} {np.__version__} {sys.implementation.cache_tag}"
+    versions = f"{version('numba')} {version('llvmlite')} {np.__version__} {sys.implementation.cache_tag}"
     name = hashlib.sha256(source + f"{machine} {versions}".encode()).hexdigest()[:16]
     folder = files.user_cache() / "compiled" / name
     try:
@@ -104,25 +164,12 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _imported(folder: Path) -> ModuleType:
-    """The module; numba notes a function's place on disk when it is decorated."""
-    from numba import config
-
-    settings = vars(config)
-    before = settings["CACHE_DIR"]
-    settings["CACHE_DIR"] = str(folder)
-    try:
-        from fedconcord.method.step.compiled import network
-    finally:
-        settings["CACHE_DIR"] = before
-    return network
-
-
-def _try(code: ModuleType, dtype: torch.dtype) -> None:
-    """A call with nobody in it, which compiles or reads what a call of this kind needs."""
-    from fedconcord.method.step.compiled import take
+def _nobody(dtype: torch.dtype) -> tuple[Any, ...]:
+    """The arguments of a call with nobody in it."""
+    from fedconcord.method.step.compiled import arguments
 
     none = torch.empty(0, dtype=torch.int64)
     network = Network((1, 1), "cross_entropy", torch.empty(0, 0, dtype=torch.uint8), None, None, none)
     chain = Chain(torch.empty(0, 2, dtype=dtype), (), Fixed(0.0))
-    take(code, chain, network, Samples(none.reshape(0, 0, 0), None), None, np.empty(0, np.int64))
+    samples, x = Samples(none.reshape(0, 0, 0), None), chain.x.numpy()
+    return arguments({}, chain.size, x, network, samples, None, none.numpy(), x)

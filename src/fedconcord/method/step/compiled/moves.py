@@ -7,75 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from fedconcord.method.step.compiled.arrays import ADAMW, DELTA, LION, NORMED, Optimiser
 from fedconcord.method.step.compiled.products import UINT, add, compiled, mix, scale
 
-PLAIN, ADAMW, LION, SIGN = range(4)
-NONE, DELTA, DOG, NORMED = range(4)
 SIZE = 0  # of every rule's state; then
 RATIO, MOVED, LIMIT, CURVATURE = range(1, 5)
 FAR, FIRST, SQUARES = range(1, 4)
 OPENING, POWER = range(1, 3)
 TINY = np.finfo(np.float32).tiny
-
-
-class Terms(NamedTuple):
-    """The pieces of a local step as arrays: what is absent has no rows, what clients share has one."""
-
-    eta: np.ndarray  # [K] step sizes
-    scale: np.ndarray  # [S] kappa
-    prox: np.ndarray  # [S] rho
-    linear: np.ndarray  # [S or 1 or 0, d] a constant; or a dual [S, d] that moves, in place
-    anchor: np.ndarray  # [S or 1 or 0, d]; absent where linear holds - rho anchor
-    snapshot: np.ndarray  # [S or 1 or 0, d]
-    buffer: np.ndarray  # [S or 0, d], changed in place
-    table: np.ndarray  # [S or 0, M, d], changed in place
-    mean: np.ndarray  # [S or 0, d] of the table, changed in place
-    table_rate: np.ndarray  # [S]
-    tilt: np.ndarray  # [S or 0, d] of SAM's ascent, each client's own, changed in place
-    common: np.ndarray  # [S or 1 or 0, d] and that of all
-    dual_rate: float
-    momentum: float
-    nesterov: bool
-    weight_decay: float
-    clip: float  # largest l2 norm of the gradient; 0: none
-    radius: float  # of SAM's ascent; 0: none
-    rule: int  # of step sizes: NONE, DELTA, DOG or NORMED; eta is then the factor on them
-    reach: float  # delta: gamma / 2; normed: the first length
-    growth: float  # delta; normed: the bound
-    pace: np.ndarray  # [S or 0, columns of the rule's state], changed in place
-    start: np.ndarray  # [S or 1 or 0, d] x_0, for dog
-    etas: np.ndarray  # [S or 0, K] the size of every step, written where somebody asks for it
-
-
-class Further(NamedTuple):
-    """What takes further gradients on the samples of a step, apart from `Terms`, of which every function has a copy."""
-
-    point: np.ndarray  # [S or 1, d] where the gradient is taken, if not at x: scratch, or pFedMe's theta
-    beside: np.ndarray  # [S or 0, d] Ditto's second model, changed in place
-    beside_anchor: np.ndarray  # [S or 1 or 0, d]
-    beside_eta: float
-    beside_pull: float
-    share: np.ndarray  # [S or 0, 1] of it in the mixture with x at which its gradient is taken (APFL), changed in place
-    share_rate: float
-    inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
-    inner_eta: float
-    lam: float  # how strongly these pull the point to x
-    nested: bool  # lam (x - point) is used in place of the gradient at the point
-
-
-class Optimiser(NamedTuple):
-    """A local optimiser, which turns the direction of a step (`contract.optimisers`); what moves does so in place."""
-
-    kind: int  # PLAIN, ADAMW, LION or SIGN
-    m: np.ndarray  # [S or 0, d] first moments; of one client [d] or [0], so the next three
-    raw: np.ndarray  # [S or 0, d] second moments of gradients
-    second: np.ndarray  # [S or 0, d] and of directions
-    total: np.ndarray  # [S or 0, d] the sum of gradients, where somebody asks for it
-    t: np.ndarray  # [S or 0, 1] AdamW's steps so far; of one client 1 / (1 - beta^t), and the same of beta2
-    beta: float
-    beta2: float
-    eps: float
-    decay: float
 
 
 class Mine(NamedTuple):
@@ -148,13 +87,13 @@ def move(terms, mine, g, begin, lo, size):
 @njit(inline="always")
 def row(values, s):
     """A client's, or what all share; [0] of nothing."""
-    return values[min(s, len(values) - 1)] if len(values) > 0 else values.reshape(values.size)
+    return values[min(s, len(values) - 1)]
 
 
 @compiled
 def of_client(all, s, corrections):
     """The optimiser of client s in its next step, with `corrections` for `t`."""
-    if len(all.t) > 0:
+    if all.t.size > 0:
         all.t[s, 0] += 1
         for i, beta in enumerate((all.beta, all.beta2)):
             corrections[i] = 1 / (1 - beta ** all.t[s, 0])

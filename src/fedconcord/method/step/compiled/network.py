@@ -6,24 +6,17 @@ the second cache, where `move` makes the step of it. `step.walk` is what they ha
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from fedconcord.method.step.compiled.moves import (
-    ADAMW,
-    DELTA,
-    DOG,
-    LION,
+from fedconcord.method.step.compiled.arrays import (
+    CROSS_ENTROPY,
+    LOGISTIC,
     NONE,
-    NORMED,
     PLAIN,
-    SIGN,
-    Further,
+)
+from fedconcord.method.step.compiled.moves import (
     Mine,
-    Optimiser,
-    Terms,
     directed,
     gauge,
     move,
@@ -35,11 +28,11 @@ from fedconcord.method.step.compiled.moves import (
     turned,
 )
 from fedconcord.method.step.compiled.products import (
+    OPTIONS,
     UINT,
     add,
     clear,
     compiled,
-    kept,
     mix,
     outputs,
     scale,
@@ -47,85 +40,7 @@ from fedconcord.method.step.compiled.products import (
     updates,
 )
 
-__all__ = ["ADAMW", "CROSS_ENTROPY", "DELTA", "DOG", "LION", "LOGISTIC", "NONE", "NORMED", "PLAIN", "SIGN", "SQUARED"]
-__all__ += ["Draw", "Further", "Net", "Optimiser", "Terms", "cohort"]
-
-CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
-TILE = 32768  # numbers in the rows of a layer that are dealt with at once, in the second cache
-
-
-class Net(NamedTuple):
-    """A network and the samples that it is trained on."""
-
-    widths: np.ndarray  # [L + 1] int64: inputs, hidden layers, outputs
-    bytes: np.ndarray  # [m, inputs] uint8, where samples are bytes; else [0, 0], and so the next two
-    narrow: np.ndarray  # [m, inputs] float32
-    inputs: np.ndarray  # [m, inputs] of the run's numbers, where those are not float32
-    order: np.ndarray  # [n] int64 sample k is number order[k] of them; [0]: number k
-    table: np.ndarray  # [c, 256] what bytes are read as, for c runs of inputs of the same length
-    classes: np.ndarray  # [n] int64; [0] where targets are numbers
-    targets: np.ndarray  # [n, outputs]; [0, 0] where they are classes
-    loss: int  # CROSS_ENTROPY, SQUARED or LOGISTIC
-
-
-class Draw(NamedTuple):
-    """The samples of every client's steps."""
-
-    steps: np.ndarray  # [S] int64
-    samples: np.ndarray  # [S, K, B] int64, or [S, 1, B] where all steps use the same
-    weight: np.ndarray  # of the same shape, 0 for padding; [0, 0, 0] for 1/B each
-    blocks: np.ndarray  # [S, K] int64 the block of each step; [0, 0] without tables
-
-
 # -- a gradient ----------------------------------------------------------------------------------------------------
-
-
-class Scratch(NamedTuple):
-    """What a client's steps write and forget."""
-
-    first: np.ndarray  # [L + 1] int64: where a layer's weights begin in x, its biases behind them; and d
-    place: np.ndarray  # [L + 1] int64: where its inputs begin among the activations, and the outputs
-    activations: np.ndarray  # [B x all widths]
-    above: np.ndarray  # [B x widest layer]: derivatives of the loss
-    below: np.ndarray  # the same, a layer before
-    rows: np.ndarray  # [L] int64: of a layer that are dealt with at once
-    tile: np.ndarray  # gradient of these rows
-    gradient: np.ndarray  # [d], where one has to be whole before it is used; else [0]
-    last: np.ndarray  # [d] the last step's direction, for delta; else [0]
-    sums: np.ndarray  # [3] of squares, of the direction and of its change; 1 in a round's first step
-    labels: np.ndarray  # [B] int64: the batch's samples
-    share: np.ndarray  # [B] their weights
-    corrections: np.ndarray  # [2] of an optimiser's moments
-
-
-@njit
-def scratch(net, draw, terms, further, x):
-    L, B, d, tile = len(net.widths) - 1, draw.samples.shape[2], x.shape[1], 0
-    first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
-    for k in range(L):
-        n, m = net.widths[k], net.widths[k + 1]
-        rows[k] = max(4, TILE // n // 4 * 4)
-        tile = max(tile, m, n * rows[k])
-        first[k + 1] = first[k] + m * (n + 1)
-        place[k + 1] = place[k] + B * n
-    longest = net.widths.max()
-    is_whole = terms.clip > 0 or terms.radius > 0 or terms.rule != NONE
-    whole = d if is_whole or further.nested or len(terms.snapshot) > 0 or len(further.share) > 0 else 0
-    return Scratch(
-        first,
-        place,
-        np.empty(place[L] + B * net.widths[L], x.dtype),
-        np.empty(B * longest, x.dtype),
-        np.empty(B * longest, x.dtype),
-        rows,
-        np.empty(tile, x.dtype),
-        np.empty(whole, x.dtype),
-        np.empty(d if terms.rule == DELTA else 0, x.dtype),
-        np.zeros(3, x.dtype),
-        np.empty(B, np.int64),
-        np.empty(B, x.dtype),
-        np.ones(2, x.dtype),
-    )
 
 
 @compiled
@@ -294,19 +209,13 @@ def mixed(further, share, beside, x, g):
 BESIDE, ASCENT, REFERENCE, DESCENT = range(4)  # the gradients of a step; before them those of steps inside
 
 
-@kept
-def cohort(net, draw, terms, further, optimiser, x):
-    """All steps of the clients of a cohort; x [S, d] in place."""
-    walk(net, draw, terms, further, optimiser, x, scratch(net, draw, terms, further, x))
-
-
-@compiled
-def walk(net, draw, terms, further, optimiser, x, own):
-    """`cohort`, with what its steps write and forget."""
+@njit(**OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})  # called by address
+def cohort(net, draw, terms, further, optimiser, x, own):
+    """All steps of the clients of a cohort; x [S, d] in place, own of `scratch`."""
     zero, one = x.dtype.type(0), x.dtype.type(1)
-    ascends, refers, ruled = terms.radius > 0, len(terms.snapshot) > 0, terms.rule != NONE
+    ascends, refers, ruled = terms.radius > 0, terms.snapshot.size > 0, terms.rule != NONE
     whole = refers or further.nested or terms.clip > 0
-    added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov and optimiser.kind == PLAIN
+    added = terms.table.size == 0 and terms.dual_rate == 0 and not terms.nesterov and optimiser.kind == PLAIN
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
@@ -316,7 +225,7 @@ def walk(net, draw, terms, further, optimiser, x, own):
         for k in range(draw.steps[s]):
             if k == 0 or draw.samples.shape[1] > 1:
                 B = gather(net, draw, own, s, k)
-            if len(terms.table) > 0:
+            if terms.table.size > 0:
                 table = terms.table[s, draw.blocks[s, k]]
             eta = terms.eta[k]
             rho, pull = terms.prox[s], eta * terms.prox[s]
@@ -334,7 +243,7 @@ def walk(net, draw, terms, further, optimiser, x, own):
                     if len(moves.x) == 0:
                         continue
                     at, mode, factor, keep = moves.x, ADD, moves.scale, one + moves.eta
-                    if turn == BESIDE and len(further.share) > 0:
+                    if turn == BESIDE and further.share.size > 0:
                         at = point
                         for i in range(x.shape[1]):
                             point[i] = mine.x[i] + share[0] * (moves.x[i] - mine.x[i])

@@ -6,6 +6,8 @@ may be taken in any order; NaN and infinity are kept, so that a run that diverge
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -14,8 +16,8 @@ from fedconcord.method.step.compiled.blocks import FASTER, ROWS, SAMPLES, back, 
 UINT = np.uintp  # numba's signed indices may count from the end, which keeps loops from being vectorised
 # numba's arrays count who holds them by locked instructions, hundreds a step, for which products wait. Functions that
 # make no array do without (`_nrt`); they may return none either, so that `moves.row` is inlined.
-compiled = njit(fastmath={*FASTER}, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
-kept = njit(fastmath={*FASTER}, nogil=True, error_model="numpy", cache=True)  # on disk, with all that it calls
+OPTIONS: Any = {"fastmath": {*FASTER}, "nogil": True, "error_model": "numpy", "_nrt": False}
+compiled = njit(**OPTIONS)
 
 
 def product(write, last_first=False):
