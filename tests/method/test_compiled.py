@@ -30,6 +30,7 @@ from fedconcord.method.contract import Algorithm, Oracle, Regulariser, tree_leav
 from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step import compiled, sizes, step
+from fedconcord.method.step.compiled import loading
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.ditto import with_ditto
 from fedconcord.method.wrappers.optimisers import OPTIMISERS, with_optimiser
@@ -302,6 +303,23 @@ def test_what_is_not_known_is_refused(network: str, solver: Solver, regulariser:
         resolved(job)
 
 
+def test_who_runs_compiled_steps_loads_no_compiler() -> None:
+    code = "import sys, torch; from fedconcord.method.step.compiled import load; load(torch.float64)"
+    done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('numba' in sys.modules)"], check=False)
+    assert done.returncode == 0
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    """Numbers of another type, and rows that do not lie side by side, would be read as what they are not."""
+    like = loading._nobody(torch.float64)
+    code = compiled.load(torch.float64)
+    code(*like)
+    turned = like[0]._replace(targets=np.empty((3, 2)).T)
+    for wrong in (loading._nobody(torch.float32), (turned, *like[1:])):
+        with pytest.raises(AssertionError):
+            code(*wrong)
+
+
 @pytest.mark.slow
 def test_the_first_run_on_a_machine_is_any_other_run(tmp_path: Path) -> None:
     """What compiles has other copies of the functions than what reads its result."""
@@ -323,7 +341,7 @@ def test_the_first_run_on_a_machine_is_any_other_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_installation_computes_the_same_bytes(tmp_path: Path) -> None:
-    """Its compiled code lies apart from the first one's, which numba would not read and compile anew in the process."""
+    """It reads what the first one compiled, as its source is the same."""
     other = tmp_path / "other"
     shutil.copytree(Path(fedconcord.__file__).parent, other / "fedconcord")
     job = ["run", "--data", "digits", "--model", "2nn", "--clients", "20", "--cohort", "5", "--rounds", "3"]
@@ -339,3 +357,4 @@ def test_a_second_installation_computes_the_same_bytes(tmp_path: Path) -> None:
         subprocess.run([*words, "--out", str(number)], cwd=tmp_path, env=env, check=True, capture_output=True)
         written.append((tmp_path / str(number) / "metrics.csv").read_bytes())
     assert written[0] == written[1] == written[2]
+    assert len(list((tmp_path / "cache").glob("fedconcord/compiled/*"))) == 1

@@ -79,7 +79,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # which replies a round did without: 1
     # noise of a tree, for batches without coins: 40, of which 15 prove what it costs
     # products of compiled steps in vectors, which take two thirds of the time: 75; mixtures (APFL) in them: 30
-    "method": Wing(12062, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # compiled steps that are called by address: 40
+    "method": Wing(12102, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -270,7 +271,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # secure sums of groups of clients, whose contributions somebody else adds up: 141
     # the trace of simulations without rounds: 117; what advice does not know without rounds: 2
     # products of compiled steps in vectors: 73, and mixtures in them: 30
-    assert sum(sizes().values()) <= 47_805
+    # machine code called by its address: 41, for which no process that runs it loads numba (85 MB, a third of a second)
+    assert sum(sizes().values()) <= 47_846
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

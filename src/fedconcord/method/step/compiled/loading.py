@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import json
 import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -38,57 +37,56 @@ def installed() -> bool:
 
 
 class Code:
-    """The machine code of a function of numba's, called by its address with what tuples and arrays consist of."""
+    """A function that numba compiled, called by its address with what tuples and arrays consist of.
 
-    def __init__(self, name: str, kinds: Sequence[str], machine_code: bytes) -> None:
+    Args:
+        like: arguments of the kinds that it takes.
+    """
+
+    def __init__(self, path: Path, like: tuple[Any, ...]) -> None:
         import llvmlite.binding as llvm
 
+        name, _, machine_code = path.read_bytes().partition(b"\n")
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine()
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # which holds the code
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
         self._engine.finalize_object()
-        self.kinds = list(kinds)
-        types = [of for kind in kinds for of in _types(kind)]
-        call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types)  # lets go of Python's lock
-        self._call = call(self._engine.get_function_address(name))
+        self._kinds = [_kind(leaf) for leaf in _leaves(like)]
+        types = [ctypes.c_void_p] * 2 + [of for leaf in _leaves(like) for of in _types(leaf)]
+        call = ctypes.CFUNCTYPE(ctypes.c_int32, *types)  # it lets go of Python's lock
+        self._call = call(self._engine.get_function_address(name.decode()))
 
     def __call__(self, *arguments: Any) -> None:
-        leaves = list(_leaves(arguments))
-        assert [_kind(leaf) for leaf in leaves] == self.kinds  # or it would read what is not there
+        leaves, result, error = _leaves(arguments), ctypes.c_void_p(), ctypes.c_void_p()
+        assert [_kind(leaf) for leaf in leaves] == self._kinds  # or it would read what is not there
         values = [value for leaf in leaves for value in _values(leaf)]
-        result, error = ctypes.c_void_p(), ctypes.c_void_p()
         status = self._call(ctypes.addressof(result), ctypes.addressof(error), *values)
         assert status == 0
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """The arrays and numbers of nested tuples."""
-    if isinstance(value, tuple):
-        for one in value:
-            yield from _leaves(one)
-    else:
-        yield value
+def _leaves(arguments: tuple[Any, ...]) -> list[Any]:
+    """The arrays and numbers of arguments, some of which are tuples."""
+    return [leaf for one in arguments for leaf in (one if isinstance(one, tuple) else (one,))]
 
 
-def _kind(leaf: Any) -> str:
-    """What a leaf is: a number's type, or an array's with its dimensions."""
-    if isinstance(leaf, np.ndarray):
-        return f"{leaf.dtype.name} {leaf.ndim} {leaf.flags.c_contiguous and leaf.flags.writeable}"
-    return type(leaf).__name__
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    is_array = isinstance(leaf, np.ndarray)
+    return (leaf.dtype, leaf.ndim, leaf.flags.carray) if is_array else (type(leaf),)
 
 
-def _types(kind: str) -> list[Any]:
-    """Of the values of a leaf."""
-    return [ctypes.c_int64] * (5 + 2 * int(kind.split()[1])) if " " in kind else [BYTES[kind]]
+def _types(leaf: Any) -> list[Any]:
+    """Of what `_values` gives."""
+    return [ctypes.c_int64] * (5 + 2 * leaf.ndim) if isinstance(leaf, np.ndarray) else [BYTES[type(leaf).__name__]]
 
 
 def _values(leaf: Any) -> tuple[Any, ...]:
-    """As numba passes a leaf: of an array nobody counts who holds it, and its owner comes first."""
+    """As numba passes a leaf: who holds an array comes first, and is nobody."""
     if isinstance(leaf, np.ndarray):
-        return 0, 0, leaf.size, leaf.itemsize, leaf.__array_interface__["data"][0], *leaf.shape, *leaf.strides
-    return (leaf.item() if isinstance(leaf, np.generic) else leaf,)
+        place = leaf.__array_interface__["data"][0] if leaf.size else 0
+        return 0, 0, leaf.size, leaf.itemsize, place, *leaf.shape, *leaf.strides
+    return (leaf,)
 
 
 @cache
@@ -116,8 +114,7 @@ def load(dtype: torch.dtype) -> Code:
             if ended.returncode != 0:
                 why = (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
                 raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
-    head, _, machine_code = path.read_bytes().partition(b"\n")
-    return Code(**json.loads(head), machine_code=machine_code)
+    return Code(path, _nobody(dtype))
 
 
 def compile_into(kind: str, path: str) -> None:
@@ -126,12 +123,10 @@ def compile_into(kind: str, path: str) -> None:
 
     from fedconcord.method.step.compiled.network import cohort
 
-    arguments = _nobody(getattr(torch, kind))
-    types = tuple(map(typeof, arguments))
+    types = tuple(map(typeof, _nobody(getattr(torch, kind))))
     cohort.compile(types)
     made = cohort.overloads[types]
-    head = {"name": made.fndesc.llvm_func_name, "kinds": [_kind(leaf) for leaf in _leaves(arguments)]}
-    files.write_bytes(Path(path), json.dumps(head).encode() + b"\n" + made.library._get_compiled_object())
+    files.write_bytes(Path(path), f"{made.fndesc.llvm_func_name}\n".encode() + made.library._get_compiled_object())
 
 
 def _folder() -> Path:

@@ -9,12 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedconcord.method.step.compiled.arrays import (
-    CROSS_ENTROPY,
-    LOGISTIC,
-    NONE,
-    PLAIN,
-)
+from fedconcord.method.step.compiled.arrays import CROSS_ENTROPY, LOGISTIC, NONE, PLAIN
 from fedconcord.method.step.compiled.moves import (
     Mine,
     directed,
