@@ -54,6 +54,8 @@ def _joined(table: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         sys.exit(f"the arena differs from the table in {', '.join(others)}; run it as docs/arena-table.md says")
     one_by_name = {one["name"]: one for one in (*table["federations"], *more["federations"])}
     order = [one.name for one in chosen([*get_args(Role)])]
+    if unknown := one_by_name.keys() - set(order):
+        sys.exit(f"the table is of the package's federations, and {min(unknown)!r} is none; leave it out of the arena")
     federations = sorted(one_by_name.values(), key=lambda one: order.index(one["name"]))
     names = ", ".join(one["name"] for one in more["federations"])
     return {**table, "version": f"{table['version']}, and {more['version']} ({names})", "federations": federations}

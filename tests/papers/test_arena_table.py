@@ -60,6 +60,9 @@ def test_federations_of_a_later_arena_join_the_table_in_the_packages_order(whole
     assert table["version"] == f"1, and {now} (few labels), and {now} (exam)"
     with pytest.raises(SystemExit, match="differs from the table in budget"):
         generate.values_of(tmp_path, json.dumps(table | {"budget": 9}))
+    out.write_text(text)
+    with pytest.raises(SystemExit, match="'sorted' is none; leave it out"):
+        generate.values_of(tmp_path, json.dumps(table))
 
 
 def test_a_new_method_is_put_beside_the_table(

@@ -93,10 +93,10 @@ def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | Non
     moving = tuple(with_own_state(piece, len(x), chain.tables) for piece in chain.pieces if piece.traits.moves)
     the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
     columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
-    state = torch.cat(columns or [x[:0]], 1).numpy()
-    samples, blocks = source.samples, source.blocks
-    load(x.dtype)(*arguments(the, size, state, source.objective.network, samples, blocks, steps, x.numpy()))
-    for column, values in zip(columns, state.T, strict=False):
+    state = torch.cat([x[:, :0], *columns], 1).numpy()
+    of = source.objective.network, source.samples, source.blocks
+    load(x.dtype)(*arguments(the, size, state, *of, steps, x.numpy()))
+    for column, values in zip(columns, state.T, strict=True):
         column.copy_(torch.as_tensor(values)[:, None])
     return Walked(x, moving, size, steps)
 

@@ -20,9 +20,9 @@ class Net(NamedTuple):
     narrow: np.ndarray  # [m, inputs] float32
     inputs: np.ndarray  # [m, inputs] of the run's numbers, where those are not float32
     order: np.ndarray  # [n] int64 sample k is number order[k] of them; [0]: number k
-    table: np.ndarray  # [c, 256] what bytes are read as, for c runs of inputs of the same length
+    table: np.ndarray  # [c, 256] what bytes are read as, for c runs of inputs of the same length; [1, 0] without bytes
     classes: np.ndarray  # [n] int64; [0] where targets are numbers
-    targets: np.ndarray  # [n, outputs]; [0, 0] where they are classes
+    targets: np.ndarray  # [n, outputs]; [1, 0] where they are classes
     loss: int  # CROSS_ENTROPY, SQUARED or LOGISTIC
 
 
@@ -31,8 +31,8 @@ class Draw(NamedTuple):
 
     steps: np.ndarray  # [S] int64
     samples: np.ndarray  # [S, K, B] int64, or [S, 1, B] where all steps use the same
-    weight: np.ndarray  # of the same shape, 0 for padding; [0, 0, 0] for 1/B each
-    blocks: np.ndarray  # [S, K] int64 the block of each step; [0, 0] without tables
+    weight: np.ndarray  # of the same shape, 0 for padding; [1, 1, 0] for 1/B each
+    blocks: np.ndarray  # [S, K] int64 the block of each step; [1, 0] without tables
 
 
 class Terms(NamedTuple):
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
     rule: int  # of step sizes: NONE, DELTA, DOG or NORMED; eta is then the factor on them
     reach: float  # delta: gamma / 2; normed: the first length
     growth: float  # delta; normed: the bound
-    pace: np.ndarray  # [S, columns of the rule's state], changed in place
+    pace: np.ndarray  # [S, columns of the rule's state], changed in place; none without a rule
     start: np.ndarray  # [S or 1, d] x_0, for dog
     etas: np.ndarray  # [S, K] the size of every step, written where somebody asks for it
 

@@ -28,7 +28,7 @@ from fedconcord.support import files
 from fedconcord.support.errors import UserError
 
 CHILD = "import sys; from fedconcord.method.step.compiled.loading import compile_into; compile_into(*sys.argv[1:])"
-BYTES = {"bool": ctypes.c_int8, "int": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
+BYTES: Any = {"bool": ctypes.c_int8, "int": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
 def installed() -> bool:
@@ -40,13 +40,14 @@ class Code:
     """A function that numba compiled, called by its address with what tuples and arrays consist of.
 
     Args:
+        content: its name, and a line below it the machine code.
         like: arguments of the kinds that it takes.
     """
 
-    def __init__(self, path: Path, like: tuple[Any, ...]) -> None:
+    def __init__(self, content: bytes, like: tuple[Any, ...]) -> None:
         import llvmlite.binding as llvm
 
-        name, _, machine_code = path.read_bytes().partition(b"\n")
+        name, _, machine_code = content.partition(b"\n")
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine()
@@ -54,8 +55,8 @@ class Code:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
         self._engine.finalize_object()
         self._kinds = [_kind(leaf) for leaf in _leaves(like)]
-        types = [ctypes.c_void_p] * 2 + [of for leaf in _leaves(like) for of in _types(leaf)]
-        call = ctypes.CFUNCTYPE(ctypes.c_int32, *types)  # it lets go of Python's lock
+        types = [BYTES[type(value).__name__] for leaf in _leaves(like) for value in _values(leaf)]
+        call = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *types)  # it lets go of Python's lock
         self._call = call(self._engine.get_function_address(name.decode()))
 
     def __call__(self, *arguments: Any) -> None:
@@ -72,13 +73,8 @@ def _leaves(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    is_array = isinstance(leaf, np.ndarray)
-    return (leaf.dtype, leaf.ndim, leaf.flags.carray) if is_array else (type(leaf),)
-
-
-def _types(leaf: Any) -> list[Any]:
-    """Of what `_values` gives."""
-    return [ctypes.c_int64] * (5 + 2 * leaf.ndim) if isinstance(leaf, np.ndarray) else [BYTES[type(leaf).__name__]]
+    """What a leaf has to be like for the code to read it."""
+    return (leaf.dtype, leaf.ndim, leaf.flags.carray) if isinstance(leaf, np.ndarray) else (type(leaf),)
 
 
 def _values(leaf: Any) -> tuple[Any, ...]:
@@ -93,17 +89,16 @@ def _values(leaf: Any) -> tuple[Any, ...]:
 def load(dtype: torch.dtype) -> Code:
     """The compiled function for numbers of this kind, read from the user's cache: no compiler is loaded for it.
 
-    Where it has to be compiled a process of its own does so, and it is said. Processes that ask at once wait for the
-    first, and read what it wrote.
+    Where it has to be compiled a process of its own does so, and it is said; so it is where the file is damaged, which
+    would end this process. Processes that ask at once wait for the first, and read what it wrote.
 
     Raises:
         UserError: it cannot be compiled.
     """
-    folder = _folder()
     kind = str(dtype).removeprefix("torch.")
-    path = folder / f"{kind}.o"
-    with _alone(folder / "lock"):
-        if not path.exists():
+    path = _folder() / f"{kind}.o"
+    with _alone(path.parent / "lock"):
+        while (content := _content(path)) is None:
             logging.getLogger("fedconcord").warning(
                 "compiling the local steps of dense networks for %s: once an installation, about a quarter of a minute",
                 kind,
@@ -114,7 +109,13 @@ def load(dtype: torch.dtype) -> Code:
             if ended.returncode != 0:
                 why = (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
                 raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
-    return Code(path, _nobody(dtype))
+    return Code(content, _nobody(dtype))
+
+
+def _content(path: Path) -> bytes | None:
+    """What a file holds behind the sum of it in the first line; None where there is no file, or the sum is another."""
+    sum_, _, content = path.read_bytes().partition(b"\n") if path.exists() else (b"", b"", b"")
+    return content if hashlib.sha256(content).hexdigest().encode() == sum_ else None
 
 
 def compile_into(kind: str, path: str) -> None:
@@ -126,13 +127,12 @@ def compile_into(kind: str, path: str) -> None:
     types = tuple(map(typeof, _nobody(getattr(torch, kind))))
     cohort.compile(types)
     made = cohort.overloads[types]
-    files.write_bytes(Path(path), f"{made.fndesc.llvm_func_name}\n".encode() + made.library._get_compiled_object())
+    content = f"{made.fndesc.llvm_func_name}\n".encode() + made.library._get_compiled_object()
+    files.write_bytes(Path(path), f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
 
 
 def _folder() -> Path:
-    """Where compiled code lies, named after what it is made of: source, versions, and the processor or the one that
-    numba's settings name.
-    """
+    """Where compiled code lies, named after what makes it: source, versions, processor and numba's settings."""
     import llvmlite.binding as llvm
 
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
