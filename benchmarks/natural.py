@@ -108,15 +108,24 @@ def table(values: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def values_by_table() -> dict[str, Any]:
+    """The values that are there, by table."""
+    return json.loads(VALUES.read_text()) if VALUES.exists() else {}
+
+
 if __name__ == "__main__":
-    values = json.loads(VALUES.read_text()) if VALUES.exists() else {}
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     if sys.argv[1] != "--page":
         out = Path(sys.argv[1])
-        for name in sys.argv[2].split(",") if len(sys.argv) > 2 else COHORTS:
+        names = sys.argv[2].split(",") if len(sys.argv) > 2 else [*COHORTS]
+        if unknown := set(names) - COHORTS.keys():
+            sys.exit(f"there is no table {min(unknown)!r}; give some of {', '.join(COHORTS)}")
+        for name in names:
             if not (out / name / "report.html").exists():
                 more = ["--resume", str(out / name)] if (out / name / "tune.json").exists() else []
                 line = ["fedconcord", "tune", *more] if more else command(name, out)
                 subprocess.run([sys.executable, "-m", *line], check=True)
-            values[name] = measured(out / name)
+            values = {**values_by_table(), name: measured(out / name)}  # another process may have measured meanwhile
             VALUES.write_text(json.dumps({key: values[key] for key in COHORTS if key in values}, indent=1) + "\n")
-    print(table(values))
+    print(table(values_by_table()))
