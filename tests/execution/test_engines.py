@@ -1,9 +1,10 @@
 """Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import Keyed, batches, fixed, uniform
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Needs, Oracle, Regulariser, Step, rng, roster_of, tree_leaves
+from fedconcord.method.contract import Drawn, Needs, Oracle, Regulariser, Step, in_blocks, rng, roster_of, tree_leaves
 from fedconcord.method.contract.flat import Layout
 from fedconcord.method.contract.pieces import Table
 from fedconcord.method.step import samples
@@ -445,6 +446,19 @@ def test_a_keyed_draw_is_pinned() -> None:
         315003046,
         415082555,
     ]
+    for key in (0, 0, 0, 0, 0), (2**63, 7, 3, 11, 2), (5, 40, 10**6, 2**40, 10**5):
+        seed, purpose, round, client, step = key
+        numpy_own = np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, step, client, round]))
+        draw = rng.generator(seed, purpose, round, client, step)  # type: ignore[arg-type]
+        assert draw.bit_generator.random_raw(9).tolist() == numpy_own.bit_generator.random_raw(9).tolist()
+
+
+def test_blocks_of_a_client_differ_by_one_sample_at_most() -> None:
+    for n, blocks in itertools.product(range(1, 14), range(1, 9)):
+        members = in_blocks(np.arange(n), blocks)
+        assert members.shape == (blocks, -(-n // blocks))
+        parts = [part[part >= 0].tolist() for part in members]
+        assert parts == [part.tolist() for part in np.array_split(np.arange(n), blocks)]
 
 
 def test_batchnorm_as_torch_has_it_is_refused_by_name() -> None:
@@ -639,3 +653,28 @@ def test_a_model_is_built_for_its_start_and_not_in_every_round() -> None:
     first = problem.init(1)
     problem.init(1).zero_()
     assert torch.equal(problem.init(1), first)
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "threads"), [("dense", 1, 1), ("dense", 10**9, 2), ("convolution", 1, 2), ("generic", 1, 2)]
+)
+def test_small_products_of_dense_networks_have_one_thread(
+    network: str, size: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of others what a sample takes is not counted."""
+    noted, draw = [], Keyed.draw
+
+    def note(draws: Keyed, *of: Any) -> Drawn:
+        noted.append(torch.get_num_threads())
+        return draw(draws, *of)
+
+    monkeypatch.setattr(Keyed, "draw", note)
+    monkeypatch.setattr(chunk, "AWAKE", chunk.AWAKE // size)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(Job(small(network), make("fedavg"), SCHEDULE, engine=Stacked(None, 1)), 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert noted == [threads] * SCHEDULE.cohort

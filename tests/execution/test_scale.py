@@ -121,7 +121,7 @@ def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
     def wanted(client: int) -> torch.Tensor:
         members = schedule.draws.members(algorithm, client, int(problem.roster.samples[client]))
         return torch.stack(
-            [problem.gradient(x0, problem.offsets[client] + torch.as_tensor(block)) for block in members]
+            [problem.gradient(x0, problem.offsets[client] + torch.as_tensor(block[block >= 0])) for block in members]
         )
 
     tables = torch.stack([wanted(i) for i in range(8)])

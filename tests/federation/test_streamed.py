@@ -20,7 +20,6 @@ from fedconcord.federation.objectives.streamed import Streamed
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.interface import cli
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import rng
 from fedconcord.study.settings.problem import divided, problem_of
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
@@ -45,11 +44,6 @@ def smooth(shape: tuple[int, ...], classes: int) -> nn.Module:
 def problem(data: Dataset, model: Any) -> Supervised:
     assert data.natural is not None
     return Supervised(lambda: model((60,), 10), data, data.natural, dtype=torch.float64)
-
-
-def test_a_sweep_has_the_bits_of_the_generators() -> None:
-    swept = [draw.lognormal(4.0, 2.0) for draw in rng.sweep(5, rng.Purpose.DATA, 300)]
-    assert swept == [rng.generator(5, rng.Purpose.DATA, client=i).lognormal(4.0, 2.0) for i in range(300)]
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ def test_a_longer_run_is_that_of_so_many_rounds(tmp_path: Path, monkeypatch: pyt
 
 def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(compiled, "installed", vars(compiled.installed)["__wrapped__"])  # looks again
     monkeypatch.setattr(chunk, "COMPILING", 0)
     job = Job(small("dense"), make("fedavg"), SCHEDULE)
     assert resolved(job).engine.kernel == "torch"

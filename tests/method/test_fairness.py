@@ -130,9 +130,9 @@ def test_their_rounds_run_on_threads_where_the_loss_has_a_kernel(name: str, monk
     """Several threads may not share a module of torch's, through which any other loss goes."""
     numbers, ordered = [], workers.ordered
 
-    def note(work: Callable[..., Any], items: Sequence[Any], number: int) -> Iterator[Any]:
+    def note(work: Callable[..., Any], items: Sequence[Any], number: int, share: int | None) -> Iterator[Any]:
         numbers.append(number)
-        return ordered(work, items, number)
+        return ordered(work, items, number, share)
 
     monkeypatch.setattr(workers, "ordered", note)
     known, unknown = small("dense"), small("dense")

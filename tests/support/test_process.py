@@ -91,16 +91,17 @@ def test_runs_at_once_share_the_cores(tmp_path: Path, monkeypatch: pytest.Monkey
     assert resolve_compare(from_nested(small, "test")).engine.threads is None
 
 
-def test_threads_wait_asleep_unless_the_user_says_otherwise() -> None:
+def test_threads_soon_wait_asleep_unless_the_user_says_otherwise() -> None:
     """In a process of its own: OpenMP reads the variable when torch is loaded."""
     code = (
-        "import os; from fedconcord.support import process; process.settle(); print(os.environ.get('OMP_WAIT_POLICY'))"
+        "import os; from fedconcord.support import process; process.settle(); "
+        "print(*map(os.environ.get, ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')))"
     )
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
     for given, wanted in (
-        ({}, "passive"),
-        ({"OMP_WAIT_POLICY": "active"}, "active"),
-        ({"GOMP_SPINCOUNT": "9"}, "None"),
+        ({}, f"passive {process.SPINS}"),
+        ({"OMP_WAIT_POLICY": "active"}, "active None"),
+        ({"GOMP_SPINCOUNT": "9"}, "None 9"),
     ):
         found = subprocess.run(
             [sys.executable, "-c", code], env=bare | given, capture_output=True, text=True, check=True

@@ -9,20 +9,19 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-# of glibc's malloc.h; docs/speed.md has what they save
-TRIM, MMAP = -1, -3
-KEPT, MAPPED = 2**28, 2**26  # bytes
+TRIM, MMAP = -1, -3  # of glibc's malloc.h; docs/speed.md has what they save
+KEPT, MAPPED, SPINS = 2**28, 2**26, 5000  # bytes; turns of waiting, 0.1 ms, which GNU OpenMP has for the policy
 
 
 def settle() -> None:
-    """Let torch's threads sleep while they wait, and memory stay that is wanted again; a user's own settings count.
+    """Let torch's threads sleep soon when they wait, and memory stay that is wanted again; a user's own settings count.
 
-    Threads that spin at a barrier keep the one that they wait for from its core where the cores have other work too.
-    Memory that is handed back after every product comes again in pages of zeros: here free memory is kept up to `KEPT`,
-    and what is larger than `MAPPED` still goes back at once.
+    Threads that spin keep the one that they wait for from its core where the cores have other work too; those that
+    sleep at once are awake too late for the next product. Memory that is handed back after every product comes again
+    in pages of zeros: here free memory is kept up to `KEPT`, and what is larger than `MAPPED` still goes back at once.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & {*os.environ}:
-        os.environ["OMP_WAIT_POLICY"] = "passive"  # read when torch is loaded
+        os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}  # read when torch is loaded
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         with suppress(AttributeError, OSError, TypeError):  # another C library than glibc
             mallopt = ctypes.CDLL(None).mallopt

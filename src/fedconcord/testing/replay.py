@@ -17,7 +17,7 @@ from fedconcord.execution.engines import Engine
 from fedconcord.execution.job import Job, State, advance, start
 from fedconcord.federation.participation.participation import View
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Algorithm, Drawn, Orders, Plan, Roster, weights
+from fedconcord.method.contract import Algorithm, Drawn, Orders, Plan, Roster, in_blocks, weights
 
 Replay = Callable[[Mapping[str, np.ndarray], Mapping[str, Any], Engine], Iterator[tuple[str, float]]]
 MISSING = float("nan")
@@ -78,14 +78,11 @@ class RecordedDraws(NamedTuple):
         if self.blocks is None:
             return Drawn(None)
         members = self.members(algorithm, orders.id, n)
-        padded = np.full((len(members), max(map(len, members))), -1, np.int64)
-        for row, block in zip(padded, members, strict=True):
-            row[: len(block)] = block
         blocks = self.blocks[orders.round, orders.id, : orders.steps]
-        return Drawn(padded[blocks], blocks)
+        return Drawn(members[blocks], blocks)
 
-    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
-        return np.array_split(np.arange(n), self.cuts or n)
+    def members(self, algorithm: Algorithm, client: int, n: int) -> np.ndarray:
+        return in_blocks(np.arange(n), self.cuts or n)
 
     def width(self, algorithm: Algorithm, n: int) -> int:
         return n

@@ -17,7 +17,8 @@ from fedconcord.method.step.samples import SLICE
 
 CACHED = 8 * 2**20  # bytes of a chunk's models and batches: more leaves the cache between two products of a step
 ON_GPU = 2**30  # the same on a GPU, where only memory bounds it; not measured
-WORTHWHILE = 2_000_000  # multiplications of a worker's share in a step, below which workers wait for Python's lock
+WORTHWHILE = 3_500_000  # multiplications of a worker's share in a step, below which workers wait for Python's lock
+AWAKE = 8 * 10**6  # multiplications of a client's step, below which one thread of torch's is faster than two
 COMPILING = 3 * 10**10  # multiplications of a job that is worth loading compiled steps, or compiling them
 ALONE = 5 * 10**6  # multiplications of a worker's share in a round of compiled steps, which need no lock
 
@@ -76,6 +77,14 @@ def auto(
     most = max(1, bound // (objective.dtype.itemsize * numbers))
     turns = -(-size // (threads * most))  # chunks of each worker
     return -(-size // (threads * turns)), threads
+
+
+def has_small_products(objective: Objective, assignment: Assignment, plan: Plan, chunk: int, is_full: bool) -> bool:
+    """Whether a thread of torch's has done a chunk's step, or `is_full` gradients, before a second one is awake."""
+    most = int(objective.counts(plan.ids).max())
+    width = min(SLICE, most if is_full else assignment.draws.width(assignment.algorithm, most))
+    is_counted = objective.network is not None  # convolutions use a weight more than once
+    return is_counted and chunk * width * objective.dim < AWAKE
 
 
 def has_kernel(objective: Objective) -> bool:

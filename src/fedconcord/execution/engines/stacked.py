@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -199,7 +200,7 @@ class StackedCohort:
         if phase.combine is not None and len(positions):
             rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[positions]], total)
             total = phase.combine(rows, senders_of(self.space, plan, positions), share.cohort)
-        refused = tuple(np.setdiff1d(first_plan.ids, plan.ids).tolist())
+        refused = () if plan is first_plan else tuple(np.setdiff1d(first_plan.ids, plan.ids).tolist())
         return Gathered(plan, total if len(positions) else None, refused)
 
     def train_silently(self, plan: Plan) -> None:
@@ -239,6 +240,8 @@ class StackedCohort:
         before_steps = phase is not None and phase.number == PRELUDE
         threads = self.engine.workers if _threads_may(self.objective, self.assignment) and not before_steps else 1
         assert isinstance(threads, int)
+        facts = self.objective, self.assignment, share.plan, len(share.chunks[0])
+        alone = 1 if chunk_rule.has_small_products(*facts, before_steps) else None
         join = _beside if phase is not None and phase.combine is not None else _add
 
         def work(k: int) -> Computed:
@@ -247,10 +250,8 @@ class StackedCohort:
                 return self._evaluate(phase, share, select)
             return self._train(phase, share, select, self.gradients[k] if self.gradients else None)
 
-        computed: Computed | None = None
-        for more in workers.ordered(work, range(len(share.chunks)), threads):
-            computed = more if computed is None else _joined(computed, more, join)
-        assert computed is not None
+        each = workers.ordered(work, range(len(share.chunks)), threads, alone)
+        computed = reduce(lambda some, more: _joined(some, more, join), each)
         return Computed(tree_map(torch.zeros_like, computed.total)) if share.is_idle else computed
 
     def _evaluate(self, phase: Phase, share: Share, select: np.ndarray) -> Computed:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from fedconcord.federation.data.dataset import Dataset, Streams, scaling
 from fedconcord.federation.data.published import read_numbers
-from fedconcord.method.contract.rng import Purpose, generator, sweep
+from fedconcord.method.contract.rng import Purpose, generator
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, about
 
@@ -83,7 +83,7 @@ def synthetic(folder: Path, seed: int, /, alpha: Alpha = 1.0, beta: Beta = 1.0, 
             f"data set 'synthetic' needs finite alpha >= 0, beta >= 0 and clients >= 1; "
             f"given alpha = {alpha}, beta = {beta}, clients = {clients}"
         )
-    sizes = np.fromiter((_size(rng) for rng in sweep(seed, Purpose.DATA, clients)), np.int64, clients)
+    sizes = np.fromiter((_size(generator(seed, Purpose.DATA, 0, i)) for i in range(clients)), np.int64, clients)
     ends = np.cumsum((TRAIN_SHARE * sizes).astype(np.int64))
     streams = None
     if 4 * FEATURES * ends[-1] > IN_MEMORY:

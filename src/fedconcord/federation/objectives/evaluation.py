@@ -224,17 +224,11 @@ class Forward:
 
     def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
         threads = torch.get_num_threads()
-        if not (self.on_cpu and self.known) or threads == 1:
+        if not (self.on_cpu and self.known):
             return [one(piece) for piece in pieces]
-        if len(pieces) == 1:  # on one thread too, as it would be beside others
-            torch.set_num_threads(1)
-            try:
-                return [one(pieces[0])]
-            finally:
-                torch.set_num_threads(threads)
         while self.chain is None and len(self.spare) < min(threads, len(pieces)):
             self.spare.append(copy.deepcopy(self.spare[0]))
-        return list(workers.ordered(one, pieces, threads))
+        return list(workers.ordered(one, pieces, threads, share=1))
 
     @torch.no_grad()  # which a thread has of its own
     def _one(self, views: Mapping[str, Tensor], piece: Piece) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field
 
-from fedconcord.method.contract import Algorithm, Drawn, Orders, rng
+from fedconcord.method.contract import Algorithm, Drawn, Orders, in_blocks, rng
 from fedconcord.method.contract.identity import definition
 from fedconcord.support.errors import UserError, reason
 from fedconcord.support.factories import by_name
@@ -245,12 +245,9 @@ class Keyed(NamedTuple):
         """The samples of every local step of a client that holds n."""
         if algorithm.step.blocks is not None:
             members = self.members(algorithm, orders.id, n)
-            padded = np.full((len(members), max(map(len, members))), -1, np.int64)
-            for row, block in zip(padded, members, strict=True):
-                row[: len(block)] = block
             generator = rng.generator(self.seed, rng.Purpose.BLOCK, orders.round + 1, orders.id)
             blocks = generator.integers(len(members), size=orders.steps)
-            return Drawn(padded[blocks], blocks)
+            return Drawn(members[blocks], blocks)
         if self.batch_size is None or (algorithm.step.oracle is not None and algorithm.step.oracle.kind == "full"):
             return Drawn(None)
         if isinstance(self.batch_size, Coins):
@@ -259,8 +256,8 @@ class Keyed(NamedTuple):
             return Drawn(parted(self.seed, orders.round, orders.id, n, self.batch_size.steps, orders.steps))
         return Drawn(batches(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
 
-    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
-        """The sample positions of each of a client's M blocks, the same in every round.
+    def members(self, algorithm: Algorithm, client: int, n: int) -> np.ndarray:
+        """The sample positions [M, B] of each of a client's blocks, of `in_blocks`; the same in every round.
 
         Raises:
             UserError: the client has fewer samples than blocks.
@@ -272,7 +269,7 @@ class Keyed(NamedTuple):
                 "method fewer blocks or its clients more samples"
             )
         order = rng.generator(self.seed, rng.Purpose.BLOCK, 0, client).permutation(n)
-        return np.array_split(order, algorithm.step.blocks)
+        return in_blocks(order, algorithm.step.blocks)
 
     def width(self, algorithm: Algorithm, n: int) -> int:
         """The most samples in one step of a client that holds n; with coins, the mean."""

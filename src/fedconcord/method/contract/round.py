@@ -106,14 +106,22 @@ class Drawn(NamedTuple):
     blocks: np.ndarray | None = None  # [K] the block of each step, for methods with a table
 
 
+def in_blocks(order: np.ndarray, blocks: int) -> np.ndarray:
+    """Positions [n] cut into M blocks of sizes that differ by one at most, the larger first: [M, B], -1 pads."""
+    size, larger = divmod(len(order), blocks)
+    out = np.full((blocks, size + (larger > 0)), -1, np.int64)
+    out[np.arange(out.shape[1]) < size + (np.arange(blocks) < larger)[:, None]] = order
+    return out
+
+
 class Draws(Protocol):
     """The draws that a client makes by itself. `participation.work.Keyed` is the one that users configure."""
 
     def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
         """The samples of every local step of a client that holds n."""
 
-    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
-        """The sample positions of each of a client's M blocks, the same in every round.
+    def members(self, algorithm: Algorithm, client: int, n: int) -> np.ndarray:
+        """The sample positions [M, B] of each of a client's blocks, of `in_blocks`; the same in every round.
 
         Raises:
             UserError: the client has fewer samples than blocks.

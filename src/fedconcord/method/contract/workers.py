@@ -14,20 +14,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ordered(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
-    """Results in the order of the items, up to `workers` of them computed at once, each on its share of the threads."""
-    if workers == 1 or len(items) == 1:
-        yield from map(work, items)
-        return
-    threads = torch.get_num_threads()
-    share = max(1, threads // workers)
+def ordered(
+    work: Callable[[Item], Result], items: Sequence[Item], workers: int, share: int | None = None
+) -> Iterator[Result]:
+    """Results in the order of the items, `workers` of them at once, each on `share` of torch's threads or its part."""
+    threads, workers = torch.get_num_threads(), min(workers, len(items))
+    mine = max(1, threads // max(1, workers)) if share is None else share
 
     def alone(item: Item) -> Result:
-        torch.set_num_threads(share)  # of this thread, and the default of threads to come
+        torch.set_num_threads(mine)  # of this thread, and the default of threads to come
         return work(item)
 
     try:
-        yield from _pool(workers, os.getpid()).map(alone, items)
+        yield from (map if workers <= 1 else _pool(workers, os.getpid()).map)(alone, items)
     finally:
         torch.set_num_threads(threads)
 

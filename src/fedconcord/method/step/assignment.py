@@ -389,12 +389,8 @@ def block_gradients(objective: Objective, assignment: Assignment, place: int, cl
     """Gradients [M, d] of a client's blocks at x [d]."""
     n = int(objective.offsets[place + 1] - objective.offsets[place])
     members = assignment.draws.members(assignment.algorithm, client, n)
-    index = np.zeros((len(members), max(map(len, members))), np.int64)
-    weight = np.zeros(index.shape)
-    for row, share, block in zip(index, weight, members, strict=True):
-        row[: len(block)], share[: len(block)] = block, 1 / len(block)
-    samples = torch.as_tensor(index + objective.offsets[place], device=objective.device)
+    is_in = members >= 0
+    samples = torch.as_tensor(np.where(is_in, members, 0) + objective.offsets[place], device=objective.device)
     objective = with_term_of(objective, assignment.algorithm, x, None, np.full(len(members), place))
-    short = len(members[0]) > len(members[-1])
-    shares = torch.as_tensor(weight).to(samples.device, objective.dtype) if short else None
-    return objective.gradients(x.expand(len(members), -1), samples, shares)
+    weight = torch.as_tensor(is_in / is_in.sum(-1, keepdims=True)).to(samples.device, objective.dtype)
+    return objective.gradients(x.expand(len(members), -1), samples, None if is_in.all() else weight)

@@ -31,8 +31,9 @@ CHILD = "import sys; from fedconcord.method.step.compiled.loading import compile
 BYTES: Any = {"bool": ctypes.c_int8, "int": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
+@cache
 def installed() -> bool:
-    """Whether numba is there."""
+    """Whether numba is there; a round asks, and looking takes a twentieth of a short one."""
     return importlib.util.find_spec("numba") is not None
 
 
