@@ -17,7 +17,7 @@ from fedconcord.method.step.samples import SLICE
 
 CACHED = 8 * 2**20  # bytes of a chunk's models and batches: more leaves the cache between two products of a step
 ON_GPU = 2**30  # the same on a GPU, where only memory bounds it; not measured
-WORTHWHILE = 3_500_000  # multiplications of a worker's share in a step, below which workers wait for Python's lock
+WORTHWHILE = 2_000_000  # multiplications of a worker's share in a layer, below which workers wait for Python's lock
 AWAKE = 8 * 10**6  # multiplications of a client's step, below which one thread of torch's is faster than two
 COMPILING = 3 * 10**10  # multiplications of a job that is worth loading compiled steps, or compiling them
 ALONE = 5 * 10**6  # multiplications of a worker's share in a round of compiled steps, which need no lock
@@ -68,7 +68,8 @@ def auto(
         if by == "compiled":
             little = _multiplications(objective, assignment, plan) // threads < ALONE
         else:
-            little = -(-size // threads) * width * objective.dim < WORTHWHILE
+            layers = 1 if objective.network is None else len(objective.network.widths) - 1
+            little = -(-size // threads) * width * objective.dim < WORTHWHILE * layers
         threads = 1 if little else threads
     if fixed is not None:
         return fixed, threads
@@ -83,8 +84,7 @@ def has_small_products(objective: Objective, assignment: Assignment, plan: Plan,
     """Whether a thread of torch's has done a chunk's step, or `is_full` gradients, before a second one is awake."""
     most = int(objective.counts(plan.ids).max())
     width = min(SLICE, most if is_full else assignment.draws.width(assignment.algorithm, most))
-    is_counted = objective.network is not None  # convolutions use a weight more than once
-    return is_counted and chunk * width * objective.dim < AWAKE
+    return objective.network is not None and chunk * width * objective.dim < AWAKE  # convolutions are not counted
 
 
 def has_kernel(objective: Objective) -> bool:
