@@ -75,7 +75,9 @@ class Contestant:
 
 def main() -> None:
     options = parser()
-    options.add_argument("--methods", default="scaffold,feddyn,afedpd,fedadmm_inexact,auto,losac", help="separated by commas")
+    options.add_argument(
+        "--methods", default="scaffold,feddyn,afedpd,fedadmm_inexact,auto,losac", help="separated by commas"
+    )
     args = options.parse_args()
     names = args.methods.split(",")
     if unknown := {*names} - {*METHODS}:

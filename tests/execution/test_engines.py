@@ -616,6 +616,7 @@ def test_the_rule_for_chunk_and_workers() -> None:
     assert chosen(Counted(4_000, 102, 10, dtype=torch.float64)) == (13, 2)  # four chunks a worker, about equal
     assert chosen(Counted(784, 100, 5)) == (100, 1)  # too little for two
     assert chosen(Counted(64, 100, 10)) == (100, 1)
+    assert chosen(Counted(784, 100, 10, threads=16)) == (34, 3)  # enough for three
     assert chosen(Counted(100_000, 10, 10)) == (1, 2)  # a model larger than the cache
     assert chosen(Counted(20_000, 3, 20, threads=16)) == (1, 3)  # a worker has a client at least
 

@@ -273,3 +273,18 @@ def test_costs_are_measured_on_every_job(data_dir: Path, tmp_path: Path) -> None
     rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in done.stdout.splitlines()[2:]}
     assert rows["scaffold"][5:10] == ["1", "2", "2", "1", "2"]
     assert rows["losac"][2] == rows["losac"][4] == "-"  # jobs that were not measured
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_round_add_up(data_dir: Path) -> None:
+    arguments = ["C", "--quick", "--rounds", "2", "--warmup", "1", "--methods", "scaffold"]
+    environment = {**os.environ, "FEDCONCORD_DATA": str(data_dir)}
+    command = [sys.executable, str(BENCHMARKS / "left.py")]
+    done = subprocess.run([*command, *arguments], env=environment, check=True, capture_output=True, text=True)
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["fedavg", "fedavg, blocks", "scaffold"]
+    times = {row[0]: [float(cell) for cell in row[1:]] for row in rows}
+    assert times["fedavg"][2] < times["scaffold"][2]  # rows, which FedAvg has none of
+    wrong = subprocess.run([*command, "C", "--methods", "fedagv"], env=environment, capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "unknown method 'fedagv'" in wrong.stderr

@@ -64,13 +64,11 @@ def auto(
         threads = workers
     elif has_kernel(objective):
         chunks = size if fixed is None else -(-size // fixed)
-        threads = min(torch.get_num_threads(), chunks)
+        layers = 1 if objective.network is None else len(objective.network.widths) - 1
+        enough = size * width * objective.dim // (WORTHWHILE * layers)
         if by == "compiled":
-            little = _multiplications(objective, assignment, plan) // threads < ALONE
-        else:
-            layers = 1 if objective.network is None else len(objective.network.widths) - 1
-            little = -(-size // threads) * width * objective.dim < WORTHWHILE * layers
-        threads = 1 if little else threads
+            enough = _multiplications(objective, assignment, plan) // ALONE
+        threads = max(1, min(torch.get_num_threads(), chunks, enough))
     if fixed is not None:
         return fixed, threads
     bound = CACHED if objective.device.type == "cpu" else ON_GPU
