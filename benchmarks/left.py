@@ -68,9 +68,9 @@ class Contestant:
         self.rounds.append(dict.fromkeys(("steps", "rows", "functions", "all"), 0.0))
         algorithm = self.job.algorithm
         own = {name: self.timed("functions", getattr(algorithm, name)) for name in FUNCTIONS}
-        job: Callable[[State], State] = partial(advance, replace(self.job, algorithm=replace(algorithm, **own)))
+        job = replace(self.job, algorithm=replace(algorithm, **own))
         with self.watched():
-            self.state = self.timed("all", job)(self.state)
+            self.state = self.timed("all", partial(advance, job))(self.state)
 
 
 def main() -> None:

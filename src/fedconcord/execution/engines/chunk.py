@@ -18,7 +18,7 @@ from fedconcord.method.step.samples import SLICE
 CACHED = 8 * 2**20  # bytes of a chunk's models and batches: more leaves the cache between two products of a step
 ON_GPU = 2**30  # the same on a GPU, where only memory bounds it; not measured
 WORTHWHILE = 2_000_000  # multiplications of a worker's share in a layer, below which workers wait for Python's lock
-AWAKE = 8 * 10**6  # multiplications of a client's step, below which one thread of torch's is faster than two
+AWAKE = 8 * 10**6  # multiplications of a chunk's step, below which one thread of torch's is faster than two
 COMPILING = 3 * 10**10  # multiplications of a job that is worth loading compiled steps, or compiling them
 ALONE = 5 * 10**6  # multiplications of a worker's share in a round of compiled steps, which need no lock
 
