@@ -9,6 +9,7 @@ Python. Medians over rounds of all methods in turn, on clients that all have row
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +20,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from jobs import job_of, method, parser, started
+from jobs import chosen, job_of, method, parser, started
 from problems import problem_of
-from settings import QUICK, SETTINGS
 from turns import in_turn
 
-from fedconcord import METHODS, Algorithm, Job, State, advance
+from fedconcord import METHODS, Algorithm, Job, State, UserError, advance
 from fedconcord.execution.job import resolved
 from fedconcord.execution.rows import MemoryStore
 from fedconcord.method.step.compiled.loading import Code
@@ -74,19 +74,24 @@ class Contestant:
 
 
 def main() -> None:
-    options = parser()
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("job", choices=["A", "C"], help="whose local steps are compiled")
     options.add_argument(
         "--methods", default="scaffold,feddyn,afedpd,fedadmm_inexact,auto,losac", help="separated by commas"
     )
-    args = options.parse_args()
-    names = args.methods.split(",")
+    options.add_argument("--rounds", default="20", help="measured rounds")
+    options.add_argument("--warmup", default="2", help="rounds before them that are not measured")
+    options.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
+    own = options.parse_args()
+    names = own.methods.split(",")
     if unknown := {*names} - {*METHODS}:
         options.error(f"unknown method {min(unknown)!r}; `fedconcord list methods` shows them")
+    numbers = ["--rounds", own.rounds, "--warmup", own.warmup]
+    args = parser().parse_args([own.job, "--kernel", "compiled", "--fill", *numbers, *["--quick"] * own.quick])
     torch.set_num_threads(1)
-    setting = (QUICK if args.quick else SETTINGS)[args.job]
+    setting = chosen(args)
     with_blocks = setting._replace(batch=setting.samples // BLOCKS)
     problem = problem_of(setting, args)
-    args.fill, args.kernel = True, "compiled"
     contestants = {}
     for name in ("fedavg", "fedavg, blocks", *names):
         algorithm: Algorithm = method(name.split(",")[0])
@@ -102,4 +107,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -91,7 +91,7 @@ def test_runs_at_once_share_the_cores(tmp_path: Path, monkeypatch: pytest.Monkey
     assert resolve_compare(from_nested(small, "test")).engine.threads is None
 
 
-def test_threads_soon_wait_asleep_unless_the_user_says_otherwise() -> None:
+def test_threads_sleep_soon_unless_the_user_says_otherwise() -> None:
     """In a process of its own: OpenMP reads the variable when torch is loaded."""
     code = (
         "import os; from fedconcord.support import process; process.settle(); "

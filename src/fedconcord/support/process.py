@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TRIM, MMAP = -1, -3  # of glibc's malloc.h; docs/speed.md has what they save
-KEPT, MAPPED, SPINS = 2**28, 2**26, 5000  # bytes; turns of waiting, 0.1 ms, which GNU OpenMP has for the policy
+KEPT, MAPPED, SPINS = 2**28, 2**26, 5000  # bytes; and turns of GNU OpenMP's waiting loop: 0.1 ms
 
 
 def settle() -> None:

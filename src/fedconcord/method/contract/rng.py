@@ -59,7 +59,7 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0, step
 
 
 class _Key(ISeedSequence):
-    """A key as what numpy seeds with: given as a key it seeds before, with entropy that is thrown away."""
+    """A key as the seed: for `Philox(key=...)` numpy asks the system for a seed too, which takes twice the time."""
 
     words: np.ndarray
 

@@ -33,7 +33,7 @@ BYTES: Any = {"bool": ctypes.c_int8, "int": ctypes.c_int64, "float32": ctypes.c_
 
 @cache
 def installed() -> bool:
-    """Whether numba is there; a round asks, and looking takes a twentieth of a short one."""
+    """Whether numba is there: looked up once, as every round asks and a look takes a twentieth of a short one."""
     return importlib.util.find_spec("numba") is not None
 
 
