@@ -2,9 +2,10 @@
 
     python benchmarks/left.py C --methods scaffold,feddyn,losac [--rounds 40]
 
-One worker on one thread, so that the parts add up: the local steps in compiled code, the clients' rows in and out of
-the store, the method's own functions (`start`, `finish`, `contribute`, `update`), and the rest: plans, draws, sums,
-Python. Medians over rounds of all methods in turn, on clients that all have rows before the first round.
+One worker on one thread, so that the parts add up: the local steps in compiled code; the clients' rows in and out of
+the store, new rows that a pass writes there among them; the method's own functions (`start`, `finish`, `contribute`,
+`update`) and the passes that make what they note; and the rest: plans, draws, sums, Python. Medians over rounds of all
+methods in turn, on clients that all have rows before the first round.
 """
 
 from __future__ import annotations
@@ -25,11 +26,17 @@ from problems import problem_of
 from turns import in_turn
 
 from fedconcord import METHODS, Algorithm, Job, State, UserError, advance
+from fedconcord.execution.engines import stacked
 from fedconcord.execution.job import resolved
 from fedconcord.execution.rows import MemoryStore
+from fedconcord.method.step import compiled
 from fedconcord.method.step.compiled.loading import Code
 
-CALLS = ((Code, "__call__", "steps"), (MemoryStore, "gather", "rows"), (MemoryStore, "scatter", "rows"))
+CALLS = (
+    (Code, "__call__", "steps"),
+    *((MemoryStore, name, "rows") for name in ("gather", "look", "scatter")),
+    *((module, name, "functions") for module, name in ((stacked, "compute"), (compiled, "there"))),
+)
 FUNCTIONS = ("start", "finish", "contribute", "update")
 BLOCKS = 5  # of methods with a table
 

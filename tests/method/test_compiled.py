@@ -30,7 +30,7 @@ from fedconcord.method.contract import Algorithm, Oracle, Regulariser, tree_leav
 from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step import compiled, sizes, step
-from fedconcord.method.step.compiled import loading
+from fedconcord.method.step.compiled import formulas, loading
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.ditto import with_ditto
 from fedconcord.method.wrappers.optimisers import OPTIMISERS, with_optimiser
@@ -43,13 +43,15 @@ COMPILED = Stacked(None, 1, kernel="compiled")
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
-def test_every_method_is_as_serial_has_it(name: str) -> None:
-    """Short batches and unequal steps, one worker and two."""
+def test_every_method_is_as_serial_has_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short batches and unequal steps, one worker and two; what is around the steps noted or not."""
     schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
     job = Job(small("dense"), make(name), schedule, engine=Serial())
     reference = run(job)
     for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
-        assert_same(run(replace(job, engine=engine)), reference)
+        for fewest in (0, formulas.FEWEST):
+            monkeypatch.setattr(formulas, "FEWEST", fewest)
+            assert_same(run(replace(job, engine=engine)), reference)
 
 
 def beginning(name: str, piece: Piece) -> Algorithm:
@@ -224,9 +226,11 @@ def test_every_method_in_float32(name: str) -> None:
     assert_same(run(replace(job, engine=COMPILED)), run(job), 1e-5)
 
 
+@pytest.mark.parametrize("fewest", [0, formulas.FEWEST])
 @pytest.mark.parametrize("name", ["scaffold", "perfedavg", "pfedme"])
-def test_a_client_that_diverges_is_seen_and_alone(name: str) -> None:
+def test_a_client_that_diverges_is_seen_and_alone(name: str, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN and infinity pass through sums in any order, and not from one client's scratch to the next one's steps."""
+    monkeypatch.setattr(formulas, "FEWEST", fewest)
     job = Job(small("dense"), make(name), replace(SCHEDULE, lr=1e200, cohort=8), engine=COMPILED)
     assert not torch.isfinite(run(job, 3).server.x).all()
     problem = small("dense")

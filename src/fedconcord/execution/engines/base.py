@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.execution.engines.team import ALONE, Team
-from fedconcord.execution.rows import First, Storage, Store
+from fedconcord.execution.rows import First, Storage, Store, look
 from fedconcord.method.contract import (
     PRELUDE,
     Algorithm,
@@ -156,7 +156,7 @@ class Simulated(NamedTuple):
         assert settle is not None
         ids = ids_heard[self.team.owns(ids_heard)]
         if len(ids):
-            self.store.scatter(ids, settled(settle, message, self.store.gather(ids)))
+            self.store.scatter(ids, settled(settle, message, look(self.store, ids)))
         return len(ids_heard) * tree_bytes(message)
 
     def bytes_down(self, server: Tree, phase: Phase | None, plan: Plan) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedconcord.execution.engines import chunk as chunk_rule
 from fedconcord.execution.engines.base import Abilities, Clients, Engine, Simulated
 from fedconcord.execution.engines.team import ALONE, Team
-from fedconcord.execution.rows import First, MemoryStore, Storage, Store
+from fedconcord.execution.rows import First, MemoryStore, Storage, Store, look
 from fedconcord.method.contract import (
     PRELUDE,
     Cohort,
@@ -49,6 +49,7 @@ from fedconcord.method.step.assignment import (
     with_oracle,
     with_term_of,
 )
+from fedconcord.method.step.compiled.formulas import compute, note, pays, there
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.private import joint_of
 from fedconcord.method.step.samples import full_gradient, losses, with_features
@@ -276,7 +277,11 @@ class StackedCohort:
         algorithm, assignment, plan = self.algorithm, self.assignment, share.plan
         down = algorithm.broadcast(self.server) if phase is None else phase.down_of(plan, int(select[0]))
         ids, x = plan.ids[select], model_of(down)
-        objective, rows, private = open_rows(self.objective, x, share.store.gather(ids), ids)
+        is_compiled, graphs = self.engine.kernel == "compiled", self.engine.graphs
+        is_noted = is_compiled and phase is not None and self.objective.private is None
+        is_noted = is_noted and pays(len(ids), x, share.store.template)
+        rows = look(share.store, ids) if is_noted else share.store.gather(ids)
+        objective, rows, private = open_rows(self.objective, x, rows, ids)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
         objective = with_conditions(objective, algorithm, down, rows, ids, orders)
         joint = joint_of(self.objective, private)
@@ -297,8 +302,9 @@ class StackedCohort:
                 for k, (point, place, order) in enumerate(zip(points, ids, orders, strict=True))
             ]
             client = client._replace(hessian=torch.stack(squares))
+        if is_noted:
+            down, rows = note((down, rows), objective.dim, objective.dtype)
         local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, at, gradient)
-        is_compiled, graphs = self.engine.kernel == "compiled", self.engine.graphs
         # tables were gathered for this round alone and move in place: none of them is there for `finish`, which looks
         # back at them only where a reply may be late
         tables = () if algorithm.phases.late else tables_of(local, rows)
@@ -307,14 +313,16 @@ class StackedCohort:
             objective, assignment, local, ids, orders, is_compiled, graphs, joint, tables
         )
         local_result, private = joint.cut(with_features(objective, algorithm, local_result, ids), private)
+        if is_noted:
+            local_result = note(local_result, objective.dim, objective.dtype)
         up, rows = algorithm.finish(down, rows, local_result, client)
-        computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
         if phase is None:
-            return computed
-        total = phase.contribute(up, senders_of(self.space, plan, select), share.cohort)
-        total = _reduce(total) if phase.combine is None else total
+            return Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
+        each = phase.contribute(up, senders_of(self.space, plan, select), share.cohort)
+        total, is_finite = compute(() if phase.combine else each, up, len(select))
+        total = there(each) if phase.combine else total
         bytes_up = bytes_of_all(phase.portion, up, ids[plan.heard[select]]) // len(select)
-        return computed._replace(total=total, finite=[finite(up, len(select))], bytes_up=bytes_up)
+        return Computed(total, [close_rows(rows, private)], [is_finite], bytes_up, evaluations + cost)
 
     def _sum(
         self, share: Share | None, computed: Computed, bytes_down: int, is_counted: bool = True

@@ -16,7 +16,7 @@ from fedconcord.execution.rows.file import path_of
 from fedconcord.execution.rows.memory import Fields, First, MemoryStore
 from fedconcord.method.contract import Tree
 
-__all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store", "path_of"]
+__all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store", "look", "path_of"]
 
 
 class Store(Protocol):
@@ -55,6 +55,11 @@ class Store(Protocol):
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `export`, into a store that was not used yet and owns the tensors from now on."""
         ...
+
+
+def look(store: Store, ids: np.ndarray) -> Tree:
+    """`store.gather`, where vectors may be `compiled.formulas` of rows in memory as they lie until the next scatter."""
+    return store.look(ids) if isinstance(store, MemoryStore) else store.gather(ids)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Tree, tree_leaves, tree_map, tree_unflatten
+from fedconcord.method.step.compiled.formulas import lying, pays, renew, there
 from fedconcord.support.errors import UserError
 
 UNTOUCHED = 2**30
@@ -43,9 +44,10 @@ class Fields:
 
     def fresh(self, ids: np.ndarray) -> Tree:
         """Rows of clients before their first round, which the caller may change."""
-        return tree_map(torch.clone, tree_unflatten(self.template, self._first_rows(ids)))
+        return tree_map(torch.clone, tree_unflatten(self.template, self.first_rows(ids)))
 
-    def _first_rows(self, ids: np.ndarray) -> dict[str, Tensor]:  # [S, ...], which may share memory
+    def first_rows(self, ids: np.ndarray) -> dict[str, Tensor]:
+        """Fields [S, ...] of clients before their first round, which may share memory."""
         if self._first is None:
             return {name: leaf.expand(len(ids), *leaf.shape) for name, leaf in self.initial.items()}
         leaves: dict[str, Tensor] = tree_leaves(self._first(ids))
@@ -80,7 +82,7 @@ class Fields:
         if not absent.any():
             return rows
         leaves, places = tree_leaves(rows), np.flatnonzero(absent)
-        for name, leaf in self._first_rows(ids[absent]).items():
+        for name, leaf in self.first_rows(ids[absent]).items():
             leaves[name].index_copy_(0, torch.as_tensor(places, device=leaf.device), leaf)
         return rows
 
@@ -140,6 +142,21 @@ class MemoryStore:
         )
         return self._fields.with_fresh(rows, ids, absent)
 
+    def look(self, ids: np.ndarray) -> Tree:
+        """`gather`, where vectors may be `compiled.formulas` of the rows as they lie here until the next scatter."""
+        stored = self._fields.stored_types
+        are_here = (
+            leaf.device.type == "cpu" and leaf.dtype == stored[name] for name, leaf in self._fields.initial.items()
+        )
+        if not all(are_here) or not pays(len(ids), self.template, self.template):
+            return self.gather(ids)
+        slots = self._slot[ids]
+        absent = np.flatnonzero(slots < 0)
+        first = self._fields.first_rows(ids[absent])
+        return tree_unflatten(
+            self.template, {name: lying(column, slots, first[name], absent) for name, column in self._rows.items()}
+        )
+
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
         if not self._rows:
             return
@@ -149,6 +166,7 @@ class MemoryStore:
         slots[absent] = self._count + np.arange(absent.sum())
         self._slot[ids] = slots
         self._count += int(absent.sum())
+        leaves = there(leaves) if absent.any() else renew(leaves, self._rows, slots)
         for name, leaf in leaves.items():
             column = self._rows[name]
             if len(column) < self._count:

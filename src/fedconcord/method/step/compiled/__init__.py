@@ -26,6 +26,7 @@ from fedconcord.method.contract.pieces import (
 )
 from fedconcord.method.step.assignment import Assignment, local_regulariser
 from fedconcord.method.step.compiled import arrays
+from fedconcord.method.step.compiled.formulas import there
 from fedconcord.method.step.compiled.loading import installed, load
 from fedconcord.method.step.samples import Batches, Samples
 from fedconcord.method.step.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
@@ -265,7 +266,7 @@ def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarra
     """The numbers of a tensor, with a row for what clients share; for None, too, which has no numbers."""
     if value is None:
         return np.empty((1,) * (ndim - 1) + (0,), kind)
-    array: np.ndarray = value.numpy()
+    array: np.ndarray = there(value).numpy()
     return np.ascontiguousarray(array.reshape((1,) * (ndim - array.ndim) + array.shape))
 
 
