@@ -103,6 +103,19 @@ def test_rows_are_read_and_written_where_they_lie(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(made, leaf)
 
 
+def test_new_rows_are_made_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy of their own, which no comparison of numbers would see."""
+    monkeypatch.setattr(formulas, "FEWEST", 0)
+    store, places = MemoryStore((torch.zeros(D),)), np.array([2, 5])
+    store.scatter(places, (torch.ones(2, D),))
+    (y,) = look(store, places)
+    new = y + 1.0
+    store.scatter(places, (new,))
+    assert isinstance(new, Formula)
+    assert new.value is None
+    assert (store.gather(places)[0] == 2).all()
+
+
 def test_rows_on_a_disk_or_of_half_the_width_are_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(formulas, "FEWEST", 0)
     disk, half = DiskStore((torch.zeros(D),), tmp_path / "rows"), MemoryStore((torch.zeros(D),), torch.float16)

@@ -71,7 +71,8 @@ class Fields:
                     f"the rows' field {name!r} came as {leaf.dtype} {list(leaf.shape)} where {like.dtype} "
                     f"{[count, *like.shape]} is kept; the method's finish and settle must keep its shape and type"
                 )
-        return {name: leaf.to(self.stored_types[name]) for name, leaf in leaves.items()}
+        types = self.stored_types
+        return {name: leaf if leaf.dtype == types[name] else leaf.to(types[name]) for name, leaf in leaves.items()}
 
     def from_stored(self, leaves: Mapping[str, Tensor]) -> Tree:
         """Rows that were kept, as a round computes with them."""

@@ -17,11 +17,19 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Tree, finite, tree_leaves, tree_map
-from fedconcord.method.step.compiled.loading import installed
+from fedconcord.method.step.compiled.loading import engine_of, installed, machine_code
 
 TYPES = {torch.float32: "float", torch.float64: "double"}
 FEWEST = 2**19  # numbers of models and rows: torch's passes over fewer take less than to note them
 TILE = 2048  # numbers of a client at a time: sums over clients stay in the first cache
+ABOUT = {  # what is known before they are computed
+    Tensor.numel,
+    Tensor.element_size,
+    Tensor.is_floating_point,
+    Tensor.dim,
+    Tensor.size,
+    *(vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cuda", "requires_grad", "layout")),
+}
 Code = tuple[tuple[Any, ...], ...]
 """What a pass reads, computes and writes: a key of `LINES` or an operation, and the entries that it is of."""
 
@@ -34,20 +42,32 @@ class Formula(Tensor):
     value: Tensor | None
     addresses: np.ndarray | None  # [S] of vectors that lie apart
     copy: Callable[[], Tensor]  # of those
+    size_of: torch.Size
+    dtype_of: torch.dtype
+
+    shape = property(lambda self: self.size_of)  # torch's own ask `__torch_function__`
+    dtype = property(lambda self: self.dtype_of)
+    ndim = property(lambda self: len(self.size_of))
 
     @staticmethod
     def of(shape: tuple[int, ...], dtype: torch.dtype, operation: str = "", parts: tuple[Any, ...] = ()) -> Formula:
         formula: Formula = Tensor._make_wrapper_subclass(Formula, shape, dtype=dtype)
+        formula.size_of, formula.dtype_of = torch.Size(shape), dtype
         formula.operation, formula.parts, formula.value, formula.addresses = operation, parts, None, None
         return formula
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        return function(*there(args), **there(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return function(*there(args), **there(kwargs or {}))
+        raise NotImplementedError(f"{function} of numbers that were not computed")  # torch's own code alone comes here
 
     def __add__(self, other: Any) -> Tensor:
         return _noted("fadd", torch.add, self, other)
@@ -202,6 +222,50 @@ def _noted(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
 # -- a pass --------------------------------------------------------------------------------------------------------
 
 
+class Pass:
+    """What a pass is of. No function that knows itself, which would keep the arrays until Python looks for cycles."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.code, self.entries = dtype, list[tuple[Any, ...]](), dict[int, int]()
+        self.arrays = list[tuple[int, Any]]()  # tensors or addresses of entries, in their order
+
+    def put(self, entry: tuple[Any, ...], array: Any = None) -> int:
+        self.code.append(entry)
+        if array is not None:
+            self.arrays.append((len(self.code) - 1, array))
+        return len(self.code) - 1
+
+    def entry_of(self, part: Any) -> int:
+        if id(part) not in self.entries:
+            if not isinstance(part, Formula):
+                k = self.put(("number",), part if isinstance(part, Tensor) else torch.tensor(part, dtype=self.dtype))
+            elif part.value is not None or part.addresses is not None:
+                k = self.put(("vector",), part.addresses if part.value is None else part.value)
+            else:
+                k = self.put((part.operation, *map(self.entry_of, part.parts)))
+            self.entries[id(part)] = k
+        return self.entries[id(part)]
+
+    def write(self, what: str, k: int, array: Any) -> None:
+        """To a tensor, or to addresses, from which the pass may have read."""
+        is_lying = isinstance(array, np.ndarray)
+        same = (
+            at for at, one in self.arrays if is_lying and isinstance(one, np.ndarray) and np.array_equal(one, array)
+        )
+        at = next(same, None)
+        self.put((what, k), array) if at is None else self.put(("renewed", k, at))
+
+    def run(self, size: int, dim: int) -> None:
+        """For so many clients."""
+        addresses, clients = np.empty((size, len(self.arrays)), np.int64), np.arange(size)
+        for k, (_, array) in enumerate(self.arrays):
+            if isinstance(array, Tensor):
+                each = array.ndim == 2 and array.shape[0] > 1
+                array = _addresses(array, clients) if each else array.data_ptr()
+            addresses[:, k] = array
+        _program(tuple(self.code), TYPES[self.dtype])(addresses.__array_interface__["data"][0], size, dim)
+
+
 def _make(
     values: Sequence[tuple[Formula, Any]], totals: Sequence[Formula] = (), messages: Sequence[Formula] = ()
 ) -> tuple[list[Tensor], Tensor]:
@@ -211,62 +275,22 @@ def _make(
     if not every:
         return [], torch.empty(0)
     dim, dtype, size = every[0].shape[-1], every[0].dtype, every[0].shape[0] if every[0].ndim == 2 else 1
-    code, arrays, entries = list[tuple[Any, ...]](), list[tuple[int, Any]](), dict[int, int]()
-
-    def put(entry: tuple[Any, ...], array: Any = None) -> int:
-        code.append(entry)
-        if array is not None:
-            arrays.append((len(code) - 1, array))
-        return len(code) - 1
-
-    def entry_of(part: Any) -> int:
-        if id(part) not in entries:
-            if not isinstance(part, Formula):
-                k = put(("number",), part if isinstance(part, Tensor) else torch.tensor(part, dtype=dtype))
-            elif part.value is not None or part.addresses is not None:
-                k = put(("vector",), part.addresses if part.value is None else part.value)
-            else:
-                k = put((part.operation, *map(entry_of, part.parts)))
-            entries[id(part)] = k
-        return entries[id(part)]
-
-    sources = [entry_of(formula) for formula in every]  # all is read before anything is written
+    once = Pass(dtype)
+    sources = [once.entry_of(formula) for formula in every]  # all is read before anything is written
     over_clients = [torch.zeros(dim, dtype=dtype) for _ in totals]
     over_numbers = torch.zeros(len(messages), size, dtype=dtype)
     kinds = ["value"] * len(values) + ["total"] * len(totals) + ["sum"] * len(messages)
     into = [*[array for _, array in values], *over_clients, *over_numbers[..., None]]
     for what, k, array in zip(kinds, sources, into, strict=True):
-        is_lying = isinstance(array, np.ndarray)
-        same = (at for at, one in arrays if is_lying and isinstance(one, np.ndarray) and np.array_equal(one, array))
-        at = next(same, None)
-        put((what, k), array) if at is None else put(("renewed", k, at))
-    addresses, clients = np.empty((size, len(arrays)), np.int64), np.arange(size)
-    for k, (_, array) in enumerate(arrays):
-        if isinstance(array, Tensor):
-            each = array.ndim == 2 and array.shape[0] > 1
-            array = _addresses(array, clients) if each else array.data_ptr()
-        addresses[:, k] = array
-    _program(tuple(code), TYPES[dtype])(addresses.__array_interface__["data"][0], size, dim)
+        once.write(what, k, array)
+    once.run(size, dim)
     return over_clients, over_numbers
 
 
 @cache
 def _program(code: Code, number: str) -> Callable[[int, int, int], None]:
     """The machine code of a pass over the addresses [S, arrays] of what clients read and write, of S and of d."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), 3
-    )
-    module = llvm.parse_assembly(_text(code, number))
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = True
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
+    engine = engine_of(machine_code(_text(code, number)))
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(engine.get_function_address("run"))
     run.engine = engine  # type: ignore[attr-defined]  # which holds the code
     return run

@@ -46,15 +46,8 @@ class Code:
     """
 
     def __init__(self, content: bytes, like: tuple[Any, ...]) -> None:
-        import llvmlite.binding as llvm
-
         name, _, machine_code = content.partition(b"\n")
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # which holds the code
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
-        self._engine.finalize_object()
+        self._engine = engine_of(machine_code)  # which holds the code
         self._kinds = [_kind(leaf) for leaf in _leaves(like)]
         types = [BYTES[type(value).__name__] for leaf in _leaves(like) for value in _values(leaf)]
         call = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *types)  # it lets go of Python's lock
@@ -66,6 +59,19 @@ class Code:
         values = [value for leaf in leaves for value in _values(leaf)]
         status = self._call(ctypes.addressof(result), ctypes.addressof(error), *values)
         assert status == 0
+
+
+def engine_of(machine_code: bytes) -> Any:
+    """What holds machine code and knows its addresses."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+    engine.finalize_object()
+    return engine
 
 
 def _leaves(arguments: tuple[Any, ...]) -> list[Any]:
@@ -104,13 +110,31 @@ def load(dtype: torch.dtype) -> Code:
                 "compiling the local steps of dense networks for %s: once an installation, about a quarter of a minute",
                 kind,
             )
-            places = os.pathsep.join(filter(None, sys.path))
-            child = [sys.executable, "-P", "-c", CHILD, kind, str(path)]
-            ended = subprocess.run(child, env={**os.environ, "PYTHONPATH": places}, stderr=subprocess.PIPE, text=True)
-            if ended.returncode != 0:
-                why = (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
-                raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
+            _child(["-c", CHILD, kind, str(path)])
     return Code(content, _nobody(dtype))
+
+
+def machine_code(text: str) -> bytes:
+    """What LLVM makes of its language, read from the user's cache as `load` has it; a fifth of a second the first time.
+
+    Raises:
+        UserError: it cannot be compiled.
+    """
+    path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
+    with _alone(path.parent / "lock"):
+        while (content := _content(path)) is None:
+            _write(path, _child([str(Path(__file__).with_name("llvm.py"))], text))
+    return content
+
+
+def _child(command: list[str], text: str = "") -> bytes:
+    """What a process of Python's prints to its standard output."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run([sys.executable, "-P", *command], input=text.encode(), env=environment, capture_output=True)
+    if ended.returncode != 0:
+        why = (ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
+        raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
+    return ended.stdout
 
 
 def _content(path: Path) -> bytes | None:
@@ -129,7 +153,11 @@ def compile_into(kind: str, path: str) -> None:
     cohort.compile(types)
     made = cohort.overloads[types]
     content = f"{made.fndesc.llvm_func_name}\n".encode() + made.library._get_compiled_object()
-    files.write_bytes(Path(path), f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
+    _write(Path(path), content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    files.write_bytes(path, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
 
 
 def _folder() -> Path:
