@@ -682,6 +682,26 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),
         ("tests/method/test_compiled.py", "-k", "fedprox or feddyn"),
     ),
+    "formulas: rows are written before others are read from them": Mutation(
+        (
+            Edit(
+                "method/step/compiled/formulas.py",
+                "others: dict[str, Tensor] = there(rest)",
+                "_make(pairs); pairs = []; others = there(rest)",
+            ),
+        ),
+        ("tests/method/test_formulas.py", "-k", "rows"),
+    ),
+    "formulas: messages that are not finite pass": Mutation(
+        (
+            Edit(
+                "method/step/compiled/formulas.py",
+                "sums.isfinite().all(0) if len(sums)",
+                "sums.isfinite().any(0) if len(sums)",
+            ),
+        ),
+        ("tests/method/test_formulas.py", "-k", "sums"),
+    ),
     "compiled steps: a number that two parts of a row share is left out": Mutation(
         (Edit("method/step/compiled/blocks.py", 'icmp_unsigned(">=", lanes', 'icmp_unsigned(">", lanes'),),
         ("tests/method/test_compiled.py", "-k", "products"),

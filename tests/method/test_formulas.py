@@ -28,6 +28,8 @@ NOTED: dict[str, Operation] = {
     "quotient": lambda x, c, w: (x - c) / w,
     "number first": lambda x, c, w: 2 - 0.3 * x,
     "number last": lambda x, c, w: -(x / 3 - 1) * 2,
+    "number over a vector": lambda x, c, w: 3 / (x + c),
+    "scalars over a vector": lambda x, c, w: w / (x + c),
     "scalar": lambda x, c, w: x * w[0, 0] - c,
     "scalar of another type": lambda x, c, w: x * torch.tensor(0.1, dtype=torch.float64),
     "the same twice": lambda x, c, w: (x - c) * (x - c) + (x - c),
@@ -64,7 +66,7 @@ def test_sums_over_clients_and_over_numbers(dtype: torch.dtype) -> None:
 
     def sent(x: Any, c: Any) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         move = x - c
-        return (move, move * 0.5, w), (w * move, w * (move * 0.5), w)
+        return (move, w * c, w), (w * move, w * (w * c), w)
 
     up, each = sent(*note((x, c), D, dtype))
     total, is_finite = compute(each, up, S)
@@ -96,7 +98,7 @@ def test_rows_are_read_and_written_where_they_lie(monkeypatch: pytest.MonkeyPatc
         places, x = np.array(ids), numbers(torch.float32, len(ids), D, seed=k)
         for store, seen in zip(stores, (look, lambda store, ids: store.gather(ids)), strict=True):
             y, z, n, table = seen(store, places)
-            new = (z, y) if k == 3 else (y + 0.5 * (x - z), z if k == 2 else z + y)
+            new = (z, z + y) if k == 3 else (y + 0.5 * (x - z), z if k == 2 else z + y)
             store.scatter(places, (*new, n + 1, table + 1))
     gathered = [tree_leaves(store.gather(np.array([1, 3, 4, 7, 9, 2]))) for store in stores]
     for made, leaf in zip(*(each.values() for each in gathered), strict=True):

@@ -85,7 +85,9 @@ class Formula(Tensor):
         return _noted("fdiv", torch.div, self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return _noted("fdiv", torch.div, other, self)
+        if isinstance(other, Tensor):
+            return _noted("fdiv", torch.div, other, self)
+        return _noted("fmul", torch.mul, _noted("fdiv", torch.div, 1, self), other)  # torch's bits of a number / vector
 
     def __neg__(self) -> Tensor:
         return Formula.of(self.shape, self.dtype, "fneg", (self,))
