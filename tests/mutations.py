@@ -199,7 +199,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "last client's change only": Mutation(
         (
-            Edit("execution/engines/stacked.py", "lambda leaf: leaf.sum(0)", "lambda leaf: leaf[-1]"),
+            Edit("method/step/compiled/formulas.py", "there(leaf).sum(0)", "there(leaf)[-1]"),
             Edit("method/contract/trees.py", "tree_map(torch.add, total, tree)", "tree"),
         ),
         (FIXED, "-k", "sums or identities"),

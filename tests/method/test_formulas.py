@@ -88,6 +88,20 @@ def test_other_numbers_of_clients_or_types_go_to_torch() -> None:
     assert torch.equal(x[None] + 1, there(x)[None] + 1)
 
 
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")  # torch's own
+def test_what_is_no_number_is_what_it_is_with_a_tensor() -> None:
+    """An array, of which a pass would have read the first number alone, among it."""
+    x, array = numbers(torch.float32, S, D), np.arange(float(D))
+    noted = note(x, D, torch.float32)
+    for operation in (lambda v: v * array, lambda v: array / v, lambda v: v * True, lambda v: v + np.float32(0.5)):
+        assert torch.equal(there(operation(noted)), operation(x))
+    for operation in (lambda v: v * None, lambda v: "a" - v, lambda v: None / v):
+        with pytest.raises(TypeError):
+            operation(x)
+        with pytest.raises(TypeError):
+            operation(noted)
+
+
 def test_rows_are_read_and_written_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of clients that have rows and of some that do not; a row may stay, or become another one."""
     monkeypatch.setattr(formulas, "FEWEST", 0)

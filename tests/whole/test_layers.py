@@ -80,9 +80,9 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # noise of a tree, for batches without coins: 40, of which 15 prove what it costs
     # products of compiled steps in vectors, which take two thirds of the time: 75; mixtures (APFL) in them: 30
     # compiled steps that are called by address: 40
-    # what methods compute around their steps in one pass over memory, as they are written: 426, of which 85 are
+    # what methods compute around their steps in one pass over memory, as they are written: 424, of which 85 are
     # LLVM's language and 75 what compiles it, in a process of its own
-    "method": Wing(12532, 7000, ("contract", "step", "wrappers", "algorithms")),
+    "method": Wing(12530, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -106,8 +106,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # secure sums of groups of clients, each exchange of which is one of all groups (60), of contributions that somebody
     # else has added up (30), and which clients are whose, with what weights and threshold (35); a sum that is noise: 5
     # what became of each order without rounds, of simulations as of sites, whose 24 lines are gone: 108; several
-    # processes without rounds took away 4; rows that are read and written where they lie: 33
-    "execution": Wing(6748, 4900, ("rows", "messages", "engines", "job", "run")),
+    # processes without rounds took away 4; rows that are read and written where they lie: 27
+    "execution": Wing(6742, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9; the trace among what looks on at a run: 1
     "study": Wing(6787, 5300, ("options", "settings", "statistics", "runs", "search")),
@@ -274,8 +274,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # the trace of simulations without rounds: 117; what advice does not know without rounds: 2
     # products of compiled steps in vectors: 73, and mixtures in them: 30
     # machine code called by its address: 41, for which no process that runs it loads numba (85 MB, a third of a second)
-    # sums and products of clients' vectors in one pass over memory, for every method at once: 461
-    assert sum(sizes().values()) <= 48_305
+    # sums and products of clients' vectors in one pass over memory, for every method at once: 452
+    assert sum(sizes().values()) <= 48_296
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -29,7 +29,6 @@ from fedconcord.method.contract import (
     Tree,
     bytes_of_all,
     cohort_of,
-    finite,
     model_of,
     orders_of,
     senders_of,
@@ -263,9 +262,10 @@ class StackedCohort:
         objective = with_conditions(objective, self.algorithm, phase.down, rows, ids)
         joint = joint_of(self.objective, private)
         gradient = joint.shared(full_gradient(objective, joint.point(x).expand(len(ids), -1), ids))
-        total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
+        each = phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort)
+        total, is_finite = compute(each, gradient, len(ids))
         passes = passes_of(objective, self.assignment, plan, select)
-        return Computed(total, [gradient], [finite(gradient, len(ids))], tree_bytes(gradient), passes)
+        return Computed(total, [gradient], [is_finite], tree_bytes(gradient), passes)
 
     def _train(self, phase: Phase | None, share: Share, select: np.ndarray, gradient: Tensor | None) -> Computed:
         """`step.step.client_step` of some clients at once, and the server's share of what they send.
@@ -278,8 +278,7 @@ class StackedCohort:
         down = algorithm.broadcast(self.server) if phase is None else phase.down_of(plan, int(select[0]))
         ids, x = plan.ids[select], model_of(down)
         is_compiled, graphs = self.engine.kernel == "compiled", self.engine.graphs
-        is_noted = is_compiled and phase is not None and self.objective.private is None
-        is_noted = is_noted and pays(len(ids), x, share.store.template)
+        is_noted = is_compiled and self.objective.private is None and pays(len(ids), x, share.store.template)
         rows = look(share.store, ids) if is_noted else share.store.gather(ids)
         objective, rows, private = open_rows(self.objective, x, rows, ids)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
@@ -368,10 +367,6 @@ def _alike(plan: Plan, order: np.ndarray, portion: Portion | None) -> list[np.nd
     if starts is None:
         return [order]
     return [order[starts[order] == start] for start in np.unique(starts[order])[::-1]]
-
-
-def _reduce(shares: Tree) -> Tree:
-    return tree_map(lambda leaf: leaf.sum(0), shares)
 
 
 def _joined(some: Computed, more: Computed, join: Callable[[Tree, Tree], Tree]) -> Computed:

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedconcord.execution.rows import file
 from fedconcord.execution.rows.memory import Fields, First, PerClient
 from fedconcord.method.contract import Tree
-from fedconcord.method.step.compiled.formulas import there
 from fedconcord.support.errors import UserError
 
 BATCH = 2**26  # bytes of rows that are taken over from another file at once
@@ -96,7 +95,7 @@ class DiskStore:
             UserError: a field has another shape or number type than the template's, or the disk is full.
         """
         if self._fields.initial:
-            leaves = self._fields.to_stored(there(rows), len(ids))
+            leaves = self._fields.to_stored(rows, len(ids))
             self._write(ids, [_bytes(leaf.cpu()) for leaf in leaves.values()])
 
     def known(self, ids: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ class Fields:
                     f"the rows' field {name!r} came as {leaf.dtype} {list(leaf.shape)} where {like.dtype} "
                     f"{[count, *like.shape]} is kept; the method's finish and settle must keep its shape and type"
                 )
-        types = self.stored_types
+        types = self.stored_types  # what needs no other type stays a formula where it is one
         return {name: leaf if leaf.dtype == types[name] else leaf.to(types[name]) for name, leaf in leaves.items()}
 
     def from_stored(self, leaves: Mapping[str, Tensor]) -> Tree:

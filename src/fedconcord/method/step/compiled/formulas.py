@@ -8,6 +8,7 @@ other operation computes what it is given first, and is torch's.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -21,15 +22,10 @@ from fedconcord.method.step.compiled.loading import engine_of, installed, machin
 
 TYPES = {torch.float32: "float", torch.float64: "double"}
 FEWEST = 2**19  # numbers of models and rows: torch's passes over fewer take less than to note them
+NUMBERS = (float, int)
 TILE = 2048  # numbers of a client at a time: sums over clients stay in the first cache
-ABOUT = {  # what is known before they are computed
-    Tensor.numel,
-    Tensor.element_size,
-    Tensor.is_floating_point,
-    Tensor.dim,
-    Tensor.size,
-    *(vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cuda", "requires_grad", "layout")),
-}
+# what torch's own code asks of a tensor without looking at its numbers
+ABOUT = {Tensor.numel, Tensor.element_size, Tensor.is_floating_point, vars(torch._C.TensorBase)["device"].__get__}
 Code = tuple[tuple[Any, ...], ...]
 """What a pass reads, computes and writes: a key of `LINES` or an operation, and the entries that it is of."""
 
@@ -70,24 +66,24 @@ class Formula(Tensor):
         raise NotImplementedError(f"{function} of numbers that were not computed")  # torch's own code alone comes here
 
     def __add__(self, other: Any) -> Tensor:
-        return _noted("fadd", torch.add, self, other)
+        return _noted("fadd", operator.add, self, other)
 
     def __sub__(self, other: Any) -> Tensor:
-        return _noted("fsub", torch.sub, self, other)
+        return _noted("fsub", operator.sub, self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return _noted("fsub", torch.sub, other, self)
+        return _noted("fsub", operator.sub, other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return _noted("fmul", torch.mul, self, other)
+        return _noted("fmul", operator.mul, self, other)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return _noted("fdiv", torch.div, self, other)
+        return _noted("fdiv", operator.truediv, self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        if isinstance(other, Tensor):
-            return _noted("fdiv", torch.div, other, self)
-        return _noted("fmul", torch.mul, _noted("fdiv", torch.div, 1, self), other)  # torch's bits of a number / vector
+        if type(other) in NUMBERS:
+            return _noted("fmul", operator.mul, _noted("fdiv", operator.truediv, 1, self), other)  # as torch has it
+        return _noted("fdiv", operator.truediv, other, self)
 
     def __neg__(self) -> Tensor:
         return Formula.of(self.shape, self.dtype, "fneg", (self,))
@@ -200,6 +196,8 @@ def _addresses(rows: Tensor, places: np.ndarray) -> np.ndarray:
 
 def _noted(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
     """The formula of an operation on formulas, vectors and numbers; what torch makes of anything else."""
+    if not all(type(arg) in NUMBERS or isinstance(arg, Tensor) for arg in args):
+        return function(*there(args))
     like = args[0] if type(args[0]) is Formula else args[1]
     dim, dtype, clients, parts = like.shape[-1], like.dtype, 0, list[Any]()
     for arg in args:

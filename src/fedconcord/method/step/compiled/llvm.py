@@ -1,4 +1,4 @@
-"""From LLVM's language to machine code, in a process of its own: the compiler's 100 MB are not those of a run.
+"""From LLVM's language to machine code, in a process of its own: the compiler's 35 MB are not those of a run.
 
 It reads the one from its standard input and writes the other, and imports nothing of this library.
 """

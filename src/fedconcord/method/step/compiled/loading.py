@@ -115,7 +115,7 @@ def load(dtype: torch.dtype) -> Code:
 
 
 def machine_code(text: str) -> bytes:
-    """What LLVM makes of its language, read from the user's cache as `load` has it; a fifth of a second the first time.
+    """What LLVM makes of its language, read from the user's cache as `load` has it; a tenth of a second the first time.
 
     Raises:
         UserError: it cannot be compiled.
