@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fedconcord import MODELS, Dataset, Solver, Supervised
 from fedconcord.federation.objectives import quadratics
+from fedconcord.federation.objectives.kernels import product
 from fedconcord.federation.objectives.precision import Precision, native_bf16
 from fedconcord.federation.participation.work import Keyed
 from fedconcord.method.contract import Constant, Dual, Local, Network, Oracle, Pull, Snapshot, Table
@@ -140,15 +141,15 @@ def of_b(dtype: torch.dtype = torch.float32) -> list[Work]:
             maps, images, taps, [64], *geometry, False, [0, 0], 1, [True, True, True]
         )
 
-    def update() -> object:  # in bfloat16 the gradient is made, and then added to the float32 model
-        added = dtype == torch.float32
-        return wide.addmm_(hidden.T, features, alpha=-1e-9) if added else torch.mm(hidden.T, features)
+    def update() -> object:  # in bfloat16 it is added to a model in float32, which is not here
+        made = product(hidden.T, features.T)
+        return wide.add_(made, alpha=-1e-9) if dtype == torch.float32 else made
 
     return [
         ("B: forward 5x5, 32-64", lambda: F.conv2d(images, taps, padding=2), 2 * 50 * 196 * 800 * 64, 1),
         ("B: backward 5x5, 32-64", backward, 4 * 50 * 196 * 800 * 64, 1),
-        ("B: forward 3136-512", lambda: torch.mm(features, wide.T), 2 * 50 * 3136 * 512, 1),
-        ("B: backward 3136-512", lambda: torch.mm(hidden, wide), 2 * 50 * 3136 * 512, 1),
+        ("B: forward 3136-512", lambda: product(features, wide), 2 * 50 * 3136 * 512, 1),
+        ("B: backward 3136-512", lambda: product(hidden, wide.T), 2 * 50 * 3136 * 512, 1),
         ("B: update 3136-512", update, 2 * 50 * 3136 * 512, 1),
     ]
 

@@ -14,7 +14,7 @@ from torch import nn
 from fedconcord.execution.engines import Serial, Stacked, chunk
 from fedconcord.execution.job import Job, State, advance, resolved, start
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.objectives import Supervised, quadratics
+from fedconcord.federation.objectives import Supervised, kernels, quadratics
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import Keyed, batches, fixed, uniform
@@ -533,16 +533,28 @@ CHAINS: dict[str, Callable[[], nn.Sequential]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("numbers", "onednn", "close"),
+    [
+        (torch.float64, kernels.ONEDNN, {"rtol": 1e-12, "atol": 1e-14}),
+        (torch.float32, kernels.ONEDNN, {"rtol": 1e-5, "atol": 2e-6}),
+        (torch.float32, False, {"rtol": 1e-5, "atol": 2e-6}),
+    ],
+    ids=["float64", "float32", "float32 by torch"],
+)
 @pytest.mark.parametrize("name", CHAINS)
-def test_kernels_are_the_gradient(name: str) -> None:
+def test_kernels_are_the_gradient(
+    name: str, numbers: torch.dtype, onednn: bool, close: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hand-written backward against autograd, with short batches and with ties, on images most of which is blank."""
+    monkeypatch.setattr(kernels, "ONEDNN", onednn)
     draw = np.random.default_rng(0)
     x = (draw.standard_normal((40, 1, 10, 10)) * (draw.random((40, 1, 10, 10)) > 0.7)).astype(np.float32)
     y = draw.integers(0, 3, 40)
-    p = Supervised(CHAINS[name], Dataset("blank", x, y, x, y, 3), [np.arange(40)], dtype=torch.float64)
+    p = Supervised(CHAINS[name], Dataset("blank", x, y, x, y, 3), [np.arange(40)], dtype=numbers)
     assert p.accumulate is not None
     at = torch.stack([p.init(seed) for seed in range(3)])
-    at += 0.1 * torch.as_tensor(np.random.default_rng(1).standard_normal(at.shape))
+    at += 0.1 * torch.as_tensor(np.random.default_rng(1).standard_normal(at.shape), dtype=numbers)
     samples = torch.arange(12).view(3, 4)
     weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=p.dtype)
     for held in (None, weight):
@@ -552,8 +564,8 @@ def test_kernels_are_the_gradient(name: str) -> None:
         for s in range(3):
             kept = samples[s] if held is None else samples[s][held[s] > 0]
             expected = p.gradient(at[s], kept)
-            assert torch.allclose(got[s], expected, rtol=1e-12, atol=1e-14)
-            assert torch.allclose(onto[s], 0.5 * at[s] - 2.0 * expected, rtol=1e-12, atol=1e-14)
+            assert torch.allclose(got[s], expected, **close)
+            assert torch.allclose(onto[s], 0.5 * at[s] - 2.0 * expected, **close)
     assert torch.equal(p.x[:], torch.as_tensor(x, dtype=p.dtype))
 
 

@@ -2,12 +2,12 @@
 matrix products; convolutional ones on a CPU, one client after the other.
 
 Small networks are bound by weight traffic and by dispatch: torch.func's generic vmap takes three to four times as long.
-A gradient is never made where it is only to be added: the products add it to what it is for.
+A gradient of a dense network is never made where it is only to be added: the products add it to what it is for.
 
 What convolutions gain on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the
-pooling it commutes with; and the large gradients of linear layers are added to the model without being made. The
-convolutions themselves are oneDNN's, but for an image of one channel, where it has no fast kernel: there they are a
-product. In bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first.
+pooling it commutes with; and products are oneDNN's, at full vectors where MKL, on AMD's processors, takes half of one.
+So are convolutions, but for an image of one channel, where it has no fast kernel: there they are a product. In
+bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ into <- beta * into + alpha * gradients at x. `into` may be x; with beta 0 it ma
 """
 
 
+ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """softmax(outputs) minus the label's unit vector."""
     delta = torch.softmax(outputs, -1)
@@ -49,6 +52,14 @@ def add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
         torch.mul(g, alpha, out=slot)
     else:
         slot.mul_(beta).add_(g, alpha=alpha)
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a [m, k] times b [n, k] transposed, plus a bias [n]; oneDNN's in float32, if torch was built with it."""
+    if a.dtype == torch.float32 and ONEDNN:
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+        return made
+    return a @ b.T if bias is None else torch.addmm(bias, a, b.T)
 
 
 def network(model: nn.Module, form: LossForm | None, layout: Layout, x: Resident, y: Tensor) -> Network | None:
@@ -245,7 +256,7 @@ def _layer(module: nn.Module, first: bool) -> Layer | None:
         case nn.Softmax(dim=int(dim)):
             return _softmax(dim)
         case nn.Linear(bias=Tensor()):
-            return Layer(2, lambda a, p: (torch.addmm(p[1], a, p[0].T), a), _linear_backward)
+            return Layer(2, lambda a, p: (product(a, p[0], p[1]), a), _linear_backward)
         case nn.MaxPool2d(ceil_mode=False, return_indices=False):
             return _pool(module)
         case nn.Conv2d(bias=Tensor(), padding_mode="zeros", padding=(int(), int())):
@@ -279,11 +290,8 @@ def _softmax(dim: int) -> Layer:
 def _linear_backward(
     slope: Tensor, a: Tensor, p: Sequence[Tensor], slots: Sequence[Tensor], beta: float, alpha: float, needed: bool
 ) -> Tensor:
-    before = slope @ p[0] if needed else slope  # first: the next line may change p
-    if slope.dtype == slots[0].dtype:
-        slots[0].addmm_(slope.T, a, beta=beta, alpha=alpha)
-    else:
-        _add(slots[0], slope.T @ a, beta, alpha)
+    before = product(slope, p[0].T) if needed else slope  # first: the next line may change p
+    _add(slots[0], product(slope.T, a.T), beta, alpha)
     _add(slots[1], slope.sum(0), beta, alpha)
     return before
 
@@ -367,7 +375,7 @@ def _single_channel(module: nn.Conv2d) -> Layer:
         *_: bool,
     ) -> Tensor:
         slope = slope.permute(0, 2, 3, 1).reshape(-1, channels)
-        _add(slots[0].view(channels, -1), (columns @ slope).T, beta, alpha)
+        _add(slots[0].view(channels, -1), product(columns, slope.T).T, beta, alpha)
         _add(slots[1], slope.sum(0), beta, alpha)
         return slope
 
