@@ -358,8 +358,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "execution/job/checkpoint.py",
-                "team.collect(state.store.export())",
-                "{'ids': torch.zeros(0, dtype=torch.int64)}",
+                "exported(state.store) if",
+                "{'ids': torch.zeros(0, dtype=torch.int64)} if",
             ),
         ),
         (CHECK, RESULTS, "-k", "resume and scaffold"),

@@ -8,9 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,11 +22,13 @@ from torch import Tensor
 
 from fedconcord.execution.engines import Engine, Serial, Stacked
 from fedconcord.execution.job import Job, State, advance, checkpoint, start, state_bytes
-from fedconcord.execution.rows import DiskStore, MemoryStore, Storage, Store, memory, path_of
+from fedconcord.execution.rows import DiskStore, MemoryStore, Storage, Store, exported, memory, path_of
 from fedconcord.execution.rows import file as files
 from fedconcord.execution.rows import tensors as sealed
 from fedconcord.execution.rows.file import create, stride_of
 from fedconcord.execution.rows.memory import Fields
+from fedconcord.execution.run.clock import Clock
+from fedconcord.execution.run.saving import Saving
 from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
@@ -32,10 +36,11 @@ from fedconcord.federation.participation.work import fixed, uniform
 from fedconcord.interface import cli
 from fedconcord.interface.cli import progress
 from fedconcord.method.contract import tree_leaves
+from fedconcord.study.runs import plan
 from fedconcord.study.runs.training import placed
 from fedconcord.support.errors import UserError
 from table import make
-from training import execute
+from training import execute, execute_all
 
 
 class Row(NamedTuple):
@@ -78,7 +83,8 @@ def test_a_store_is_a_dictionary_that_survives_crashes(
     path = tmp_path / "rows.bin"
 
     def opened() -> Store:
-        return MemoryStore(TEMPLATE, half) if kind == "memory" else DiskStore(TEMPLATE, path, half)
+        clients = 40 if seed == 2 else 0  # arrays for as many, or for nobody knows how many
+        return MemoryStore(TEMPLATE, half, None, clients) if kind == "memory" else DiskStore(TEMPLATE, path, half)
 
     store, model = opened(), dict[int, Row]()
     saved, safe = store.export(), dict[int, Row]()
@@ -480,7 +486,7 @@ def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "sysconf", lambda name: 10)
     refused(
         Storage(),
-        "twice that in a checkpoint, and this machine has 100 B",
+        "a client) and this machine has 100 B; ",
         "set engine.store=disk, set engine.rows=bfloat16, use a smaller model",
     )
     refused(Storage(rows="float16"), "has 100 B; set engine.store=disk, use a smaller model")
@@ -505,6 +511,66 @@ def test_a_checkpoint_is_a_safetensors_file_of_any_number_type(tmp_path: Path) -
     for name, leaf in tensors.items():
         assert found[name].dtype == leaf.dtype
         assert torch.equal(found[name], leaf), name
+
+
+def test_a_checkpoint_takes_rows_as_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few at a time, to the bytes of those that were sorted first."""
+    store = MemoryStore(TEMPLATE, clients=9)
+    for ids in ([7, 2], [0, 8, 3], [2, 5]):
+        store.scatter(np.sort(ids), rows(np.random.default_rng(len(ids)), len(ids)))
+    sealed.write(tmp_path / "sorted", store.export())
+    for piece in (1, 24, 2**24):
+        monkeypatch.setattr(sealed, "PIECE", piece)
+        sealed.write(tmp_path / "picked", exported(store))
+        assert (tmp_path / "picked").read_bytes() == (tmp_path / "sorted").read_bytes()
+    assert all(leaf.rows is store._rows[name] for name, leaf in exported(store).items() if name != "ids")  # type: ignore[union-attr]
+
+
+def test_rows_in_memory_are_set_aside_for_all_clients_or_as_many_as_there_may_be() -> None:
+    few, many = MemoryStore(TEMPLATE, clients=5), MemoryStore(TEMPLATE, clients=10**16)
+    draw = np.random.default_rng(0)
+    for store in (few, many):
+        store.scatter(np.array([3]), rows(draw, 1))
+    before = few._rows["table"]
+    assert len(before) == 5
+    few.scatter(np.array([0, 1, 2, 4]), rows(draw, 4))
+    assert few._rows["table"] is before  # no copy
+    assert 1 <= len(many._rows["table"]) <= memory.UNTOUCHED  # bytes that no machine has were not asked twice
+
+
+def test_a_run_whose_state_nobody_keeps_ends_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, save = list[Path](), checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda job, state, path: (saved.append(path), save(job, state, path)))
+    settings = {"data": "quadratics(dim=3)", "clients": 6, "cohort": 2, "rounds": 2}
+    for keep, writes in (("all", 1), ("model", 0), ("tables", 0)):
+        planned = plan.plan_more(tmp_path / keep, 1, settings, ["scaffold"], [0], keep=keep)  # type: ignore[arg-type]
+        (result,) = execute_all(planned.entries)
+        assert result.status == "complete"
+        assert len(saved) == writes
+        assert (result.folder / "checkpoint.safetensors").exists() == (writes > 0)
+        saved.clear()
+
+
+def test_checkpoints_take_a_tenth_of_a_run_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where one was wished for after every round."""
+    now = [0.0]
+
+    def save(*of: object) -> None:
+        now[0] += 7.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpoint, "save", save)
+    tables: Any = SimpleNamespace(contents=dict)
+    for every, pause in ((30.0, 63.0), (100.0, 100.0), (0.0, 0.0)):
+        this = job("fedadmm", Storage())
+        saving = Saving(this, tmp_path, tables, (), {}, every, Clock())
+        saving.save(advance(this, start(this)))
+        now[0] += pause
+        assert not saving.due()
+        now[0] += 0.1
+        assert saving.due()
 
 
 def test_half_rows_take_half_the_bytes() -> None:

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, *pieces: bytes | memoryview, mode: int = 0o666) -> None:
+def write_bytes(path: Path, *pieces: bytes, mode: int = 0o666) -> None:
+    """`write_pieces` of what is at hand."""
+    write_pieces(path, pieces, mode=mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
     """Replace the file's content in one step, by pieces one after the other; it survives a crash of the machine.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedconcord.execution.job import Job, State, blank
-from fedconcord.execution.rows import tensors
+from fedconcord.execution.rows import exported, tensors
 from fedconcord.method.contract import Parts, Tree, tree_leaves, tree_unflatten
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.support.errors import UserError
@@ -32,13 +32,15 @@ def save(job: Job, state: State, path: str | Path) -> None:
     call this, and rank 0 writes the rows of all.
     """
     team = job.engine.team
-    rows = team.collect(state.store.export())
+    rows = exported(state.store) if team.size == 1 else team.collect(state.store.export())
     team.tell(lambda: _write(Path(path), state, job, rows))
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
 
 
-def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor]) -> str:
-    tensors_by_name = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
+def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor | tensors.Picked]) -> str:
+    tensors_by_name: dict[str, torch.Tensor | tensors.Picked] = {
+        f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()
+    }
     tensors_by_name |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     for version, down in state.versions.items():
         tensors_by_name |= {f"versions.{version}.{name}": leaf for name, leaf in tree_leaves(down).items()}

@@ -14,9 +14,10 @@ from torch import Tensor
 from fedconcord.execution.rows.disk import DiskStore
 from fedconcord.execution.rows.file import path_of
 from fedconcord.execution.rows.memory import Fields, First, MemoryStore
+from fedconcord.execution.rows.tensors import Picked
 from fedconcord.method.contract import Tree
 
-__all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store", "look", "path_of"]
+__all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store", "exported", "look", "path_of"]
 
 
 class Store(Protocol):
@@ -62,6 +63,11 @@ def look(store: Store, ids: np.ndarray) -> Tree:
     return store.look(ids) if isinstance(store, MemoryStore) else store.gather(ids)
 
 
+def exported(store: Store) -> Mapping[str, Tensor | Picked]:
+    """`store.export`, without a copy of rows in memory."""
+    return store.picked() if isinstance(store, MemoryStore) else store.export()
+
+
 @dataclass(frozen=True)
 class Storage:
     """Which store a run uses.
@@ -89,5 +95,5 @@ class Storage:
     def open(self, template: Tree, first: First | None = None, clients: int = 0) -> Store:
         """An empty store for so many clients. Rows on disk make their file when the first row is written."""
         if self.kind == "memory":
-            return MemoryStore(template, self.half, first)
+            return MemoryStore(template, self.half, first, clients)
         return DiskStore(template, self.path, self.half, first, clients)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.execution.rows.tensors import Picked
 from fedconcord.method.contract import Tree, tree_leaves, tree_map, tree_unflatten
 from fedconcord.method.step.compiled.formulas import lying, pays, renew, there
 from fedconcord.support.errors import UserError
 
 UNTOUCHED = 2**30
-"""Bytes of a field that are set aside at once. A page that was never written costs no memory; a copy of all rows into a
-longer array costs the round in which it happens several others."""
+"""Bytes of a field that are set aside where all clients' are more than a machine gives."""
 
 First = Callable[[np.ndarray], Tree]
 """ids [S] -> rows of these clients before their first round, fields [S, ...]."""
@@ -116,10 +117,15 @@ class MemoryStore:
     """Client rows in memory, one growing array a field, on the device of the template.
 
     A client that was never scattered has no row and costs nothing. For the arguments see `Fields`.
+
+    Args:
+        clients: how many may come, if that is known.
     """
 
-    def __init__(self, template: Tree, half: torch.dtype | None = None, first: First | None = None) -> None:
-        self.template = template
+    def __init__(
+        self, template: Tree, half: torch.dtype | None = None, first: First | None = None, clients: int = 0
+    ) -> None:
+        self.template, self._clients = template, clients
         self._fields = Fields(template, half, first)
         self._rows: dict[str, Tensor] = {
             name: leaf.new_empty(0, *leaf.shape, dtype=self._fields.stored_types[name])
@@ -166,14 +172,13 @@ class MemoryStore:
         absent = slots < 0
         slots[absent] = self._count + np.arange(absent.sum())
         self._slot[ids] = slots
-        self._count += int(absent.sum())
+        before, self._count = self._count, self._count + int(absent.sum())
         leaves = there(leaves) if absent.any() else renew(leaves, self._rows, slots)
         for name, leaf in leaves.items():
             column = self._rows[name]
             if len(column) < self._count:
-                spare = UNTOUCHED // max(leaf[0].nbytes, 1) if column.device.type == "cpu" else 0
-                longer = column.new_empty(max(self._count, 2 * len(column), spare), *column.shape[1:])
-                longer[: len(column)] = column
+                longer = _longer(column, self._count, self._clients)
+                longer[:before] = column[:before]
                 self._rows[name] = column = longer
             column.index_copy_(0, _index(slots, column), leaf)
 
@@ -185,14 +190,17 @@ class MemoryStore:
 
     def export(self) -> dict[str, Tensor]:
         """All rows as named tensors: 'ids' [R] sorted and one [R, ...] a field, as they are kept."""
-        ids = self.ids()
-        slots = self._slot[ids]
-        return {"ids": torch.as_tensor(ids)} | {
-            name: column[_index(slots, column)].cpu() for name, column in self._rows.items() if len(ids)
-        }
+        return {name: leaf.whole() if isinstance(leaf, Picked) else leaf for name, leaf in self.picked().items()}
 
     def commit(self) -> None:
         """Nothing to do: the checkpoint holds the rows themselves."""
+
+    def picked(self) -> dict[str, Tensor | Picked]:
+        """As `export`, without a copy of the rows: as they lie until the next scatter."""
+        ids = self.ids()
+        slots = self._slot[ids]
+        columns = {name: Picked(column, _index(slots, column)) for name, column in self._rows.items() if len(ids)}
+        return {"ids": torch.as_tensor(ids), **columns}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `export`, into an empty store.
@@ -212,8 +220,24 @@ class MemoryStore:
                         f"the checkpoint holds {got} for the rows' field {name!r} where this job keeps {column.dtype} "
                         f"{[len(ids), *column.shape[1:]]}; resume with the configuration that wrote it"
                     )
-                self._rows[name] = stored.to(column.device)
+                self._rows[name] = _longer(column, len(ids), self._clients)
+                self._rows[name][: len(ids)] = stored
             self._slot[ids], self._count = np.arange(len(ids)), len(ids)
+
+
+def _longer(column: Tensor, rows: int, clients: int) -> Tensor:
+    """An array for so many rows and those to come, for all clients if it may be.
+
+    On a CPU a page that was never written costs no memory, where a copy of all rows into a longer array costs the round
+    in which it happens several others, and for a moment their memory once more.
+    """
+    few = UNTOUCHED // max(1, column.dtype.itemsize * column.shape[1:].numel())
+    least = max(rows, min(2 * len(column), clients or 2 * len(column)))
+    for many in (clients, min(clients, few) or few) if column.device.type == "cpu" else ():
+        if many > least:
+            with suppress(RuntimeError):  # more than the machine gives
+                return column.new_empty(many, *column.shape[1:])
+    return column.new_empty(least, *column.shape[1:])
 
 
 def _index(slots: np.ndarray, column: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ it is against accidents, not against forgers.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,30 +38,60 @@ NAMES = {  # of number types in the file
 }
 OPENING = b'{"__metadata__": {"checksum": "'  # of the header of every file that `write` made
 ZEROS = b"0" * 8
-PIECE = 2**24  # bytes read at once
+PIECE = 2**24  # bytes that are read, or copied, at once
+
+
+class Picked(NamedTuple):
+    """Some rows of an array in an order of their own, of which `write` copies a few at a time."""
+
+    rows: Tensor  # [capacity, ...]
+    places: Tensor  # [R] int64
+
+    def whole(self) -> Tensor:
+        """The rows [R, ...], in memory of their own."""
+        return self.rows[self.places].cpu()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.places), *self.rows.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
 
 
 def write(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, mode: int = 0o666
+    path: Path, tensors: Mapping[str, Tensor | Picked], metadata: Mapping[str, str] | None = None, *, mode: int = 0o666
 ) -> None:
     """Write tensors and metadata atomically, from the tensors' own memory; `safetensors.save` holds all twice more.
 
     The widest numbers come first, so that all are aligned; `mode` is that of `files.write_bytes`.
     """
     header: dict[str, Any] = {"__metadata__": {"checksum": ZEROS.decode(), **(metadata or {})}}
-    pieces, end = list[memoryview](), 0
-    for name, leaf in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        piece = raw(leaf).numpy().data
-        begin, end = end, end + len(piece)
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    end = 0
+    for name, leaf in ordered:
+        begin, end = end, end + math.prod(leaf.shape) * leaf.dtype.itemsize
         header[name] = {"dtype": NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [begin, end]}
-        pieces.append(piece)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     length = len(text).to_bytes(8, "little")
     crc = zlib.crc32(text, zlib.crc32(length))
-    for piece in pieces:
+    for piece in _pieces(ordered):
         crc = zlib.crc32(piece, crc)
-    files.write_bytes(path, length, OPENING, b"%08x" % crc, text[len(OPENING) + len(ZEROS) :], *pieces, mode=mode)
+    opening = length, OPENING, b"%08x" % crc, text[len(OPENING) + len(ZEROS) :]
+    files.write_pieces(path, itertools.chain(opening, _pieces(ordered)), mode=mode)
+
+
+def _pieces(tensors: Iterable[tuple[str, Tensor | Picked]]) -> Iterator[memoryview]:
+    """The bytes of tensors, one after the other."""
+    for _, leaf in tensors:
+        if isinstance(leaf, Tensor):
+            yield raw(leaf).numpy().data
+            continue
+        row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
+        for some in torch.split(leaf.places, max(1, PIECE // max(1, row))):
+            yield raw(leaf.rows[some]).numpy().data
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

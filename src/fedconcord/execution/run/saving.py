@@ -19,6 +19,7 @@ from fedconcord.execution.run.tables import Tables
 from fedconcord.support import files, sums
 
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
+SHARE = 9  # times as long as a checkpoint takes lie between two
 
 
 class Saving:
@@ -45,11 +46,12 @@ class Saving:
         self.job, self.folder, self.tables, self.observers = job, folder, tables, observers
         self.about, self.checkpoint_every, self.clock = about, checkpoint_every, clock
         self.lead = job.engine.team.rank == 0
-        self.written, self.saved = -math.inf, time.monotonic()
+        self.written, self.saved, self.took = -math.inf, time.monotonic(), 0.0
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint, by the clock of rank 0."""
-        return self.lead and time.monotonic() - self.saved > self.checkpoint_every
+        """Whether it is time for a checkpoint, by the clock of rank 0: no more often than takes a tenth of the run."""
+        every = self.checkpoint_every and max(self.checkpoint_every, SHARE * self.took)
+        return self.lead and time.monotonic() - self.saved > every
 
     def write(self, status: str, state: State) -> None:
         """The tables, seconds.json and run.json."""
@@ -67,7 +69,7 @@ class Saving:
         if time.monotonic() - self.written > WRITE_EVERY:
             self.write("running", state)
 
-    def save(self, state: State) -> None:
+    def save(self, state: State, checkpointed: bool = True) -> None:
         """Everything, and the checkpoint, which all processes write together; the start needs none."""
         self.write("running", state)
         if state.round == 0:
@@ -75,8 +77,11 @@ class Saving:
         if self.lead:
             for observer in self.observers:
                 observer.save(state)
-        checkpoint.save(self.job, state, self.folder / CHECKPOINT)
+        begin = time.monotonic()
+        if checkpointed:
+            checkpoint.save(self.job, state, self.folder / CHECKPOINT)
         self.saved = self.written = time.monotonic()
+        self.took = self.saved - begin
 
     def _description(self, status: str, state: State) -> dict[str, Any]:
         description = {**self.about, "status": status, "rounds_done": state.round}

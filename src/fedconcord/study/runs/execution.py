@@ -84,7 +84,8 @@ def execute(
         options = options._replace(readme=readme.of_run(has_model))
         rounds = config.rounds if options.budget is None else options.budget.rounds
         resume = entry.resume and (folder / "run.json").exists()
-        length = training.RunLength(rounds, config.eval.every or 1, config.checkpoint.every, resume)
+        keeps = entry.keep == "all"
+        length = training.RunLength(rounds, config.eval.every or 1, config.checkpoint.every, resume, keeps_state=keeps)
         training.train(prepared, folder, length, info, on_row, options, clock)
     outcome = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *outcome[1:])

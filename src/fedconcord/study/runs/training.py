@@ -87,7 +87,7 @@ def refuse_too_much(job: Job, rounds: int) -> int:
     """The bytes that the clients' rows may grow to; what cannot fit is refused before round 0, not at round 300."""
     need, (have, where) = state_bytes(job, rounds), room(job)
     disk, half = job.storage.kind == "disk", job.storage.rows != "full"
-    again = not disk and job.problem.objective.device.type == "cpu"  # a checkpoint sorts a copy of the rows
+    again = job.engine.team.size > 1 and not disk  # rank 0 collects all rows for a checkpoint
     if need * (1 + again) > have:
         ways = ("" if disk else "set engine.store=disk, ") + ("" if half else "set engine.rows=bfloat16, ")
         raise UserError(
@@ -121,6 +121,7 @@ class RunLength(NamedTuple):
     checkpoint_every: float = 30.0  # seconds
     resume: bool = False  # go on with what the folder holds
     saves_before_measuring: bool = False  # a round is in a checkpoint before it is measured, which tells others of it
+    keeps_state: bool = True  # when it has ended, for whoever goes on from it
 
 
 def train(
@@ -232,7 +233,7 @@ def _loop(
         if status == "complete" and state.round > 0:
             team.tell(partial(_end, observers, state))  # the others wait for as long as it takes
             clock.lap("evaluate")
-        saving.save(state)
+        saving.save(state, checkpointed=length.keeps_state or status == "interrupted")
         saving.write(status, state)
     return status
 

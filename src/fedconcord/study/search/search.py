@@ -198,7 +198,9 @@ def _climb(tuning: Tuning, going: Sequence[tuple[_Ladder, Sequence[int]]], step:
     """Bring trials to a rung. Runs of one seed stand together, as a process keeps the clients of its last seed."""
     runs = [(ladder, ladder.trials[k], seed) for seed in tuning.seeds for ladder, numbers in going for k in numbers]
     entries = [
-        tuning.entry(ladder.space, trial.values, trial.number, seed, ladder.rungs[step].rounds)
+        tuning.entry(ladder.space, trial.values, trial.number, seed, ladder.rungs[step].rounds)._replace(
+            keep="tables" if ladder.rungs[step] == ladder.rungs[-1] else "all"
+        )
         for ladder, trial, seed in runs
     ]
     for entry in entries:
