@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from fedconcord import MODELS, Dataset, Solver, Supervised
-from fedconcord.federation.objectives import quadratics
+from fedconcord.federation.objectives import quadratics, winograd
 from fedconcord.federation.objectives.kernels import product
 from fedconcord.federation.objectives.precision import Precision, native_bf16
 from fedconcord.federation.participation.work import Keyed
@@ -154,6 +154,28 @@ def of_b(dtype: torch.dtype = torch.float32) -> list[Work]:
     ]
 
 
+def fewer() -> list[Work]:
+    """B's second convolution as the library computes it; operations are those of its definition."""
+    draw = torch.Generator().manual_seed(0)
+    images, maps = (
+        torch.randn(50, c, 14, 14, generator=draw).contiguous(memory_format=torch.channels_last) for c in (32, 64)
+    )
+    layer = torch.nn.Conv2d(32, 64, 5, padding=2)
+    run = winograd.of(layer)(images)
+    if run is None:
+        return []
+    weight, bias = layer.weight.detach(), torch.zeros(64)
+    return [
+        ("B, Winograd: forward 5x5, 32-64", lambda: run.outputs(images, weight, bias), 2 * 50 * 196 * 800 * 64, 1),
+        (
+            "B, Winograd: backward 5x5, 32-64",
+            lambda: (run.before(maps, weight), run.weights(images, maps)),
+            4 * 50 * 196 * 800 * 64,
+            1,
+        ),
+    ]
+
+
 def whole(numbers: Precision, model: str, shape: tuple[int, int, int], batch: int) -> list[Work]:
     """A local step of a convolutional model on noise, by the kernel and by autograd; operations are not counted."""
     draw = np.random.default_rng(0)
@@ -183,7 +205,7 @@ def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
     print("| | ms a client step | Gflop/s |\n|---|---|---|")
-    for name, *work in [ceiling(), *of_a(), *compiled_products(), *of_b()]:
+    for name, *work in [ceiling(), *of_a(), *compiled_products(), *of_b(), *fewer()]:
         took, rate = cells(*work)
         print(f"| {name} | {took:.3f} | {rate} |")
     model, b = torch.randn(199_210), torch.randn(199_210)

@@ -702,6 +702,18 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("tests/method/test_formulas.py", "-k", "sums"),
     ),
+    "convolutions: what rows of opposite points share has one sign": Mutation(
+        (Edit("federation/objectives/tiles.py", "self.scaled(-by, second, first)", "self.scaled(by, second, first)"),),
+        ("tests/federation/test_winograd.py", "-k", "passes_are"),
+    ),
+    "convolutions: slopes go back by weights that are not turned round": Mutation(
+        (Edit("federation/objectives/tiles.py", "[row[::-1] for row in G]", "G"),),
+        ("tests/federation/test_winograd.py", "-k", "passes_are or models"),
+    ),
+    "convolutions: threads share out channels that overlap": Mutation(
+        (Edit("federation/objectives/winograd.py", "bounds[:-1], bounds[1:]", "[0] * threads, bounds[1:]"),),
+        ("tests/federation/test_winograd.py", "-k", "threads"),
+    ),
     "compiled steps: a number that two parts of a row share is left out": Mutation(
         (Edit("method/step/compiled/blocks.py", 'icmp_unsigned(">=", lanes', 'icmp_unsigned(">", lanes'),),
         ("tests/method/test_compiled.py", "-k", "products"),

@@ -94,7 +94,9 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # batches that are parts of a pass, as many at every client, and what privacy accounts batches by (40)
         # factors from a first step (Fed-SB): 41
         # what a clock does until an update, for whoever writes it down; each update is found once, no longer twice: 10
-        11883,
+        # convolutions of 5 x 5 with 36 multiplications for 100, which take half of oneDNN's time and a quarter off a
+        # round of job B: 525, of which 280 write the code and 130 are shapes and matrices
+        12420,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -276,7 +278,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # products of compiled steps in vectors: 73, and mixtures in them: 30
     # machine code called by its address: 41, for which no process that runs it loads numba (85 MB, a third of a second)
     # sums and products of clients' vectors in one pass over memory, for every method at once: 452
-    assert sum(sizes().values()) <= 48_382
+    # convolutions with fewer multiplications, of cnn1, cnn2 and lenet: 536
+    assert sum(sizes().values()) <= 48_922
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

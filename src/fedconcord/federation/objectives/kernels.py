@@ -6,8 +6,9 @@ A gradient of a dense network is never made where it is only to be added: the pr
 
 What convolutions gain on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the
 pooling it commutes with; and products are oneDNN's, at full vectors where MKL, on AMD's processors, takes half of one.
-So are convolutions, but for an image of one channel, where it has no fast kernel: there they are a product. In
-bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first.
+So are convolutions, but for weights of 5 x 5, where fewer multiplications do (`winograd`), and for an image of one
+channel, where it has no fast kernel: there they are a product. In bfloat16 a client's weights are cast once a gradient,
+and what is added to the model is cast back first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedconcord.federation.objectives import winograd
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.method.contract import LossForm, Network
 from fedconcord.method.contract.flat import Layout
@@ -334,17 +336,23 @@ def _pair(value: str | int | tuple[int, ...]) -> tuple[int, int]:
 
 def _convolution(module: nn.Conv2d) -> Layer:
     geometry = module.stride, _pair(module.padding), module.dilation
+    fewer = winograd.of(module)
 
     def forward(a: Tensor, p: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         a = a.contiguous(memory_format=LAST)
-        return F.conv2d(a, p[0], p[1], *geometry, module.groups), a
+        passes = fewer(a)
+        return passes.outputs(a, *p) if passes else F.conv2d(a, p[0], p[1], *geometry, module.groups), a
 
     def backward(
         slope: Tensor, a: Tensor, p: Sequence[Tensor], slots: Sequence[Tensor], beta: float, alpha: float, needed: bool
     ) -> Tensor:
-        before, *g = torch.ops.aten.convolution_backward(
-            slope, a, p[0], [module.out_channels], *geometry, False, [0, 0], module.groups, [needed, True, True]
-        )
+        if passes := fewer(a):
+            slope = slope.contiguous(memory_format=LAST)
+            before, *g = (passes.before(slope, p[0]) if needed else slope), *passes.weights(a, slope)
+        else:
+            before, *g = torch.ops.aten.convolution_backward(
+                slope, a, p[0], [module.out_channels], *geometry, False, [0, 0], module.groups, [needed, True, True]
+            )
         for slot, part in zip(slots, g, strict=True):
             _add(slot, part, beta, alpha)
         return before if needed else slope
