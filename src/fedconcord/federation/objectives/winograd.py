@@ -144,7 +144,7 @@ class Winograd:
     def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Of inputs [S, C, H, W], channels last, and weights [K, C, 5, 5]."""
         at_points = self._changed("to_points", weight.permute(2, 3, 1, 0), SIDE)
-        return _convolution(self._outputs, self.shape, inputs, at_points, bias)
+        return _convolution(self._outputs, self.shape, inputs, at_points, bias.contiguous())
 
     def before(self, slopes: Tensor, weight: Tensor) -> Tensor:
         """The gradient in the inputs, of that in the outputs [S, K, H', W'], channels last."""
@@ -227,7 +227,7 @@ def _convolution(
 
 
 def _room(shape: Shape, rows: int) -> Tensor:
-    room = torch.empty(shape.room(rows))
+    room = torch.empty(shape.room(rows), dtype=torch.float32, device="cpu")  # whatever torch's defaults are
     room[: shape.padded] = 0
     return room
 
