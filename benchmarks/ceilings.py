@@ -14,6 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fedconcord.support import process
+
+process.settle()  # as the command does, before torch is loaded
+
 import numpy as np
 import torch
 from torch.nn import functional as F

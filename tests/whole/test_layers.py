@@ -27,7 +27,8 @@ class Wing(NamedTuple):
 
 SIBLINGS = {  # they import the library, and never the reverse; of each other, only Flower's imports the sites'
     # the arena's own table, which new methods stand beside: reading it 95, who beats controls 65, pages 65
-    "fedconcord_papers": Wing(9180, 6200),
+    # whether LoSAC is ahead with its rivals at their best: 4
+    "fedconcord_papers": Wing(9184, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once
