@@ -65,7 +65,7 @@ def write(
 ) -> None:
     """Write tensors and metadata atomically, from the tensors' own memory; `safetensors.save` holds all twice more.
 
-    The widest numbers come first, so that all are aligned; `mode` is that of `files.write_bytes`.
+    The widest numbers come first, so that all are aligned; `mode` is that of `files.write_pieces`.
     """
     header: dict[str, Any] = {"__metadata__": {"checksum": ZEROS.decode(), **(metadata or {})}}
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
