@@ -364,6 +364,10 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
     ),
+    "checkpoint: rows as they lie, in their own order": Mutation(
+        (Edit("execution/rows/tensors.py", "raw(leaf.rows[some])", "raw(leaf.rows[: len(some)])"),),
+        ("tests/execution/test_state.py", "-k", "as_they_lie"),
+    ),
     "rows on disk: a checkpoint's rows written over": Mutation(
         (
             Edit(
