@@ -125,7 +125,7 @@ def rotate_server(folder: Path, days: int = keys.DAYS) -> keys.Server:
     names = keys.certificate(files.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     hosts = [str(name) for kind in (x509.DNSName, x509.IPAddress) for name in names.get_values_for_type(kind)]
     coming = keys.write_server(folder / "next", hosts, days)
-    write_bytes(files.authority, files.authority.read_bytes(), coming.authority.read_bytes())
+    write_bytes(files.authority, files.authority.read_bytes() + coming.authority.read_bytes())
     return files
 
 

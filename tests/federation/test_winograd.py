@@ -133,7 +133,7 @@ def test_which_convolutions_have_passes() -> None:
 
 @pytest.mark.skipif(not WIDEST, reason="this processor has no wide registers")
 def test_where_nothing_can_be_compiled_they_are_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(text: str) -> bytes:
+    def refuse(*of: object) -> bytes:
         raise UserError("no compiler")
 
     monkeypatch.setattr(winograd, "machine_code", refuse)

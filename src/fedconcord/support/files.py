@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, *pieces: bytes, mode: int = 0o666) -> None:
-    """`write_pieces` of what is at hand."""
-    write_pieces(path, pieces, mode=mode)
-
-
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Replace the file's content in one step, by pieces one after the other; it survives a crash of the machine.
+def write_bytes(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Replace the file's content in one step, by one piece or by several in turn; it survives a crash of the machine.
 
     Args:
         mode: who may read and write it, less the process's umask.
@@ -26,7 +21,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            for piece in pieces:
+            for piece in (content,) if isinstance(content, bytes) else content:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())

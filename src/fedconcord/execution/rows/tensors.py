@@ -65,7 +65,7 @@ def write(
 ) -> None:
     """Write tensors and metadata atomically, from the tensors' own memory; `safetensors.save` holds all twice more.
 
-    The widest numbers come first, so that all are aligned; `mode` is that of `files.write_pieces`.
+    The widest numbers come first, so that all are aligned; `mode` is that of `files.write_bytes`.
     """
     header: dict[str, Any] = {"__metadata__": {"checksum": ZEROS.decode(), **(metadata or {})}}
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
@@ -80,7 +80,7 @@ def write(
     for piece in _pieces(ordered):
         crc = zlib.crc32(piece, crc)
     opening = length, OPENING, b"%08x" % crc, text[len(OPENING) + len(ZEROS) :]
-    files.write_pieces(path, itertools.chain(opening, _pieces(ordered)), mode=mode)
+    files.write_bytes(path, itertools.chain(opening, _pieces(ordered)), mode=mode)
 
 
 def _pieces(tensors: Iterable[tuple[str, Tensor | Picked]]) -> Iterator[memoryview]:

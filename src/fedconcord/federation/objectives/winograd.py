@@ -12,6 +12,7 @@ the processor's peak: only fewer multiplications are faster. Errors in float32 a
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,12 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fractions import Fraction
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedconcord.method.step.compiled.loading import engine_of, installed, machine_code
+from fedconcord.method.step.compiled.loading import engine_of, installed, machine_code, processor
 from fedconcord.support.errors import UserError
 
 SIZE, OUT = 5, 2  # a side of the weights, and of a tile of outputs
@@ -134,10 +136,8 @@ class Winograd:
     """
 
     def __init__(self, shape: Shape, lanes: int) -> None:
-        from fedconcord.federation.objectives.tiles import text
-
         self.shape = shape
-        self._engine = engine_of(machine_code(text(shape, lanes)))  # which holds the code
+        self._engine = engine_of(_code(shape, lanes))  # which holds the code
         self._outputs, self._before = self._function("outputs", 5, 1), self._function("before", 5, 1)
         self._weights = self._function("weights", 4, 3)
 
@@ -200,15 +200,26 @@ def _passes(shape: Shape) -> Winograd | None:
     return None
 
 
+def _code(shape: Shape, lanes: int) -> bytes:
+    """The machine code of a convolution, whose text is written only where it has to be compiled: it takes 0.1 s."""
+
+    def text() -> str:
+        from fedconcord.federation.objectives import tiles
+
+        return tiles.text(shape, lanes)
+
+    here = Path(__file__)
+    program = b"".join(path.read_bytes() for path in (here, here.with_name("tiles.py")))
+    return machine_code(f"{shape} {lanes} {hashlib.sha256(program).hexdigest()}", text)
+
+
 @cache
 def _lanes() -> int:
     """Numbers in a register of this processor; 0 where it has none wide enough, or no code is compiled."""
     if not installed():
         return 0
-    import llvmlite.binding as llvm
-
-    has: Any = llvm.get_host_cpu_features()
-    return 16 if has.get("avx512f") else 8 if has.get("avx2") and has.get("fma") else 0
+    features = set(processor()[1].split(","))
+    return 16 if "+avx512f" in features else 8 if features >= {"+avx2", "+fma"} else 0
 
 
 def _convolution(

@@ -64,7 +64,7 @@ class Shared(TypedDict, total=False):
     person_column: Annotated[str | None, Option("person_column", "input.person", "data", "NAME", True, "", "none", "column of your data that says whose row it is, as a patient's number: privacy.unit person protects all of them")]
     target_kind: Annotated[Literal["class", "number", "labels", "tokens"] | None, Option("target_kind", "input.target", "data", "KIND", True, "class, number, labels, tokens", "none", "kind of the labels: classes, numbers, labels that may hold together, tokens; if none, it is guessed and said")]
     test_data: Annotated[str | Path | None, Option("test_data", "input.test", "data", "PATH", True, "", "none", "file or folder of your test samples; if none, a fraction of each client's samples is set apart")]
-    checkpoint_every: Annotated[float | None, Option("checkpoint_every", "checkpoint.every", "run", "SECONDS", False, "number >= 0", "30", "seconds between checkpoints, at least nine times what one takes; 0 writes one after every round")]
+    checkpoint_every: Annotated[float | None, Option("checkpoint_every", "checkpoint.every", "run", "SECONDS", False, "number >= 0", "30", "seconds between checkpoints, or nine times as long as one takes; 0 writes one after every round")]
 
 
 class RunOptions(Shared, total=False):

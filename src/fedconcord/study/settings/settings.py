@@ -263,7 +263,7 @@ class CheckpointSettings(BaseModel):
 
     model_config = STRICT
     every: NotNegative = key(30.0, stage="run", name="checkpoint_every", metavar="SECONDS")
-    """seconds between checkpoints, at least nine times what one takes; 0 writes one after every round"""
+    """seconds between checkpoints, or nine times as long as one takes; 0 writes one after every round"""
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -290,7 +290,8 @@ def _make(
 @cache
 def _program(code: Code, number: str) -> Callable[[int, int, int], None]:
     """The machine code of a pass over the addresses [S, arrays] of what clients read and write, of S and of d."""
-    engine = engine_of(machine_code(_text(code, number)))
+    text = _text(code, number)
+    engine = engine_of(machine_code(text, lambda: text))
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(engine.get_function_address("run"))
     run.engine = engine  # type: ignore[attr-defined]  # which holds the code
     return run

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -114,17 +114,29 @@ def load(dtype: torch.dtype) -> Code:
     return Code(content, _nobody(dtype))
 
 
-def machine_code(text: str) -> bytes:
+def machine_code(key: str, text: Callable[[], str]) -> bytes:
     """What LLVM makes of its language, read from the user's cache as `load` has it; a tenth of a second the first time.
+
+    Args:
+        key: of the code in the cache: the text, or what it is written from, its program among it.
 
     Raises:
         UserError: it cannot be compiled.
     """
-    path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
+    path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.o"
     with _alone(path.parent / "lock"):
         while (content := _content(path)) is None:
-            _write(path, _child([str(Path(__file__).with_name("llvm.py"))], text))
+            _write(path, _child([str(Path(__file__).with_name("llvm.py")), *processor()], text()))
     return content
+
+
+def processor() -> tuple[str, str]:
+    """Name and features of the processor that code is made for: this one, or the one of numba's settings."""
+    import llvmlite.binding as llvm
+
+    name = os.environ.get("NUMBA_CPU_NAME")
+    features = "" if name else llvm.get_host_cpu_features().flatten()
+    return name or llvm.get_host_cpu_name(), os.environ.get("NUMBA_CPU_FEATURES", features)
 
 
 def _child(command: list[str], text: str = "") -> bytes:
@@ -162,11 +174,9 @@ def _write(path: Path, content: bytes) -> None:
 
 def _folder() -> Path:
     """Where compiled code lies, named after what makes it: source, versions, processor and numba's settings."""
-    import llvmlite.binding as llvm
-
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
-    machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {settings}"
+    machine = f"{processor()} {settings}"
     versions = f"{version('numba')} {version('llvmlite')} {np.__version__} {sys.implementation.cache_tag}"
     name = hashlib.sha256(source + f"{machine} {versions}".encode()).hexdigest()[:16]
     folder = files.user_cache() / "compiled" / name
