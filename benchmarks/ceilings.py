@@ -2,12 +2,13 @@
 
     python benchmarks/ceilings.py
 
-The second table has job B's step in float32 and, where the processor multiplies it itself, in bfloat16: its products,
+The last table has job B's step in float32 and, where the processor multiplies it itself, in bfloat16: its products,
 the library's kernel whole, and what autograd takes for the same gradient.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from collections.abc import Callable
@@ -207,6 +208,7 @@ def cells(work: Callable[[], object], operations: float, clients: int) -> tuple[
 @torch.no_grad()
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     print("| | ms a client step | Gflop/s |\n|---|---|---|")
     for name, *work in [ceiling(), *of_a(), *compiled_products(), *of_b(), *fewer()]:
