@@ -53,12 +53,11 @@ SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and 
     "baselines": "they need other sites' samples",
     "input.test": "each site tests on a share of its own samples",
     "eval.patience": "the best model of earlier rounds is not judged again",
+    "eval.stop_at_target": "a deployment ends after its rounds",
     "eval.personalise": "sites judge the one model",
     "eval.clients_every": "sites are looked at in every evaluation",
     "hostile": "sites attack by themselves",
 }
-
-
 UNJUDGED = "no figures leave a site whose noise is its own: they are exact sums over its rows, and epsilon covers none"
 
 

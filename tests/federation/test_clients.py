@@ -194,6 +194,31 @@ def test_early_stopping_keeps_the_best_model_and_resumes_to_the_same_bytes(tmp_p
     assert longer.rounds == best + 4
 
 
+def test_a_run_ends_at_its_target_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    """It is the longer run up to there; a resumed one finds in its rows that it is over, or goes on to a new target."""
+    ends = {"eval.patience": "none", "rounds": 12, "eval.target": 0.6}
+    full = run(tmp_path / "full", **ends)
+    accuracies = [float(row["test_accuracy"]) for row in table(tmp_path / "full" / "metrics.csv")]
+    reached = next(k for k, value in enumerate(accuracies) if k > 0 and value >= 0.6)
+    assert 1 < reached < 12
+    assert "stopped" not in full
+    whole = run(tmp_path / "whole", **ends, **{"eval.stop_at_target": True})
+    assert whole["status"] == "complete"
+    assert (
+        whole["stopped"] == f"stopped at round {reached}: test_accuracy {accuracies[reached]:.4g} is at its target 0.6"
+    )
+    assert table(tmp_path / "whole" / "metrics.csv") == table(tmp_path / "full" / "metrics.csv")[: reached + 1]
+    parts = tmp_path / "parts"
+    assert run(parts, interrupt_at(reached - 1), **ends, **{"eval.stop_at_target": True})["status"] == "interrupted"
+    assert fedconcord.run(resume=parts).rounds == reached
+    for file in ("metrics.csv", "model.safetensors", "checkpoint.safetensors", "clients.csv"):
+        assert (tmp_path / "whole" / file).read_bytes() == (parts / file).read_bytes(), file
+    assert fedconcord.run(resume=parts).rounds == reached
+    assert fedconcord.run(resume=tmp_path / "whole", settings={"eval.stop_at_target": False}).rounds == 12
+    assert fedconcord.run(resume=parts, target=1.0).rounds == 12
+    assert (parts / "metrics.csv").read_bytes() == (tmp_path / "full" / "metrics.csv").read_bytes()
+
+
 @pytest.mark.slow
 def test_a_comparison_whose_runs_stop_early(tmp_path: Path) -> None:
     settings = {**JOB, **STOP, "rounds": 30}
@@ -268,6 +293,7 @@ def test_fine_tuning_is_plain_sgd_on_the_clients_own_samples() -> None:
         ({"eval.personalise": "finetune(steps=0)"}, "steps must be an integer >= 1, given 0"),
         ({"validation": 1.0}, "validation must be"),
         ({"eval.watch": "test_loss"}, "has no effect without eval.patience"),
+        ({"eval.stop_at_target": True}, "has no effect without eval.target"),
         ({"eval.watch": "tset_loss", "eval.patience": 2}, "did you mean 'test_loss'"),
         ({"labels": "labelled(0.5)"}, "does not know"),
         ({"data": "quadratics", "model": "none", "partition": "none"}, "takes no validation"),

@@ -18,10 +18,11 @@ from fedconcord.execution.run.folder import CHECKPOINT
 from fedconcord.interface.cli.main import call
 from fedconcord.study.runs.events import Event, Lines, Watch
 from fedconcord.support.errors import UserError
-from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
+from fedconcord_papers.recipes import RECIPES, claims, dry, grid, measures, pages
 from fedconcord_papers.recipes.evidence import judge
+from fedconcord_papers.recipes.grid import scores
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
-from fedconcord_papers.recipes.run import DONE, RecipeSpec, _scores, reproduce, settings_of
+from fedconcord_papers.recipes.run import DONE, RecipeSpec, reproduce, settings_of
 from fedconcord_papers.recipes.values import Done, Values, read, values
 from recipe_jobs import SIZES, configs
 
@@ -211,8 +212,8 @@ def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> N
     }
     asked = [measures.rounds_to(0.7), measures.rounds_to(0.5), measures.final()]
     experiment = Comparison({}, [], [], asked)
-    scores = {
-        name: _scores(
+    seen_scores = {
+        name: scores(
             experiment,
             SimpleNamespace(  # type: ignore[arg-type]
                 head=SimpleNamespace(status=status),
@@ -222,9 +223,63 @@ def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> N
         )
         for name, (status, seen) in lines.items()
     }
-    assert sorted(scores, key=lambda name: scores[name]) == [
+    assert sorted(seen_scores, key=lambda name: seen_scores[name]) == [
         *("diverged after the target", "never, low", "never, high", "at the target", "sooner at it"),
     ]
+
+
+def test_waves_have_a_point_of_every_method_and_no_process_idles() -> None:
+    points = [["a0", "a1", "a2", "a3", "a4"], ["b0", "b1"]]
+    assert grid.waves(points, 1) == [["a0", "b0"], ["a1", "b1"], ["a2"], ["a3"], ["a4"]]
+    assert grid.waves(points, 2) == [["a0", "b0"], ["a1", "b1"], ["a2", "a3"], ["a4"]]
+    assert grid.waves([], 2) == []
+
+
+RACE = Comparison(
+    {**SMALL.experiment.settings, "rounds": 20, "eval.target": 0.8, "eval.every": 1, "partition": "iid"},
+    [
+        Entry("FedAvg", "fedavg", {"local.lr": [0.1, 0.01, 0.5, 0.003]}),
+        Entry("FedProx", "fedprox", {"mu": [1.0, 0.1, 0.5]}),
+    ],
+    [Cell("iid", "IID")],
+    [measures.rounds_to_target(), measures.final()],
+)
+
+
+def searched(out: Path) -> dict[str, tuple[int, int]]:
+    """Label -> rounds asked for and done, of the points of a grid."""
+    runs = [json.loads(path.read_text()) for path in out.glob("iid/search/*/*/run.json")]
+    return {run["label"]: (run["rounds"], run["rounds_done"]) for run in runs}
+
+
+def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_is_chosen(tmp_path: Path) -> None:
+    def race(out: str, stops: bool, watch: Watch, jobs: int = 1) -> Done:
+        experiment = RACE._replace(settings={**RACE.settings, "eval.stop_at_target": stops})
+        recipe = SMALL._replace(experiment=experiment, claims=(), sizes={"quick": Size(seeds=(0,))}, published={})
+        return reproduce(RecipeSpec(recipe, "quick", tmp_path / out, jobs), watch)
+
+    class Stop(Watch):
+        ended = 0
+
+        def event(self, event: Event) -> None:
+            if event.kind == "started" and self.ended == 3:
+                raise KeyboardInterrupt
+            self.ended += event.kind == "ended"
+
+    whole, short = race("whole", False, Watch()), race("short", True, Watch())
+    assert {asked for asked, _ in searched(tmp_path / "whole").values()} == {20}
+    took = searched(tmp_path / "short")
+    assert took["FedAvg 0"][0] == took["FedProx 0"][0] == 20
+    assert took["FedAvg 1"] == (took["FedAvg 0"][1],) * 2  # with a tenth of the step it is far when its rounds are over
+    assert all(took[f"FedAvg {k}"][0] <= took["FedAvg 0"][1] < 20 for k in (1, 2, 3))
+    assert (short.chosen, short.values.seeds("rounds to target", "iid", "FedAvg")) == (
+        whole.chosen,
+        whole.values.seeds("rounds to target", "iid", "FedAvg"),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        race("cut", True, Stop())
+    again = race("cut", True, Watch(), jobs=2)  # its waves are others
+    assert (again.values, again.chosen) == (short.values, short.chosen)
 
 
 def test_of_two_keys_that_exclude_each_other_the_later_layer_counts() -> None:

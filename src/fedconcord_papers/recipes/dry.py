@@ -15,8 +15,9 @@ from fedconcord.study.settings.resolve import resolve_compare
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import factories, grammar
+from fedconcord_papers.recipes.grid import points_of
 from fedconcord_papers.recipes.recipe import Comparison
-from fedconcord_papers.recipes.run import RecipeSpec, entries_of, planned_texts, points_of
+from fedconcord_papers.recipes.run import RecipeSpec, entries_of, planned_texts
 
 
 class Shape(NamedTuple):

@@ -20,6 +20,7 @@ import torch
 
 from fedconcord.execution.run import interrupts
 from fedconcord.support.errors import UserError
+from fedconcord_papers.recipes.grid import points_of
 from fedconcord_papers.recipes.items import ITEMS, Item
 from fedconcord_papers.recipes.recipe import Comparison
 from fedconcord_papers.recipes.run import (
@@ -29,7 +30,6 @@ from fedconcord_papers.recipes.run import (
     final_left,
     is_known,
     ledger_of,
-    points_of,
     search_left,
 )  # fmt: skip
 from fedconcord_papers.recipes.whole import request

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +31,9 @@ from fedconcord.study.statistics.load import Run
 from fedconcord.support import files, grammar, imports, process
 from fedconcord.support.errors import UserError, unknown
 from fedconcord.support.grammar import Spec
+from fedconcord_papers.recipes.grid import first_of, points_of, rounds_left, scores, value_of, waves
 from fedconcord_papers.recipes.ledger import Keeper, Ledger, alike, plain
-from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName, Study
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Settings, Size, SizeName, Study
 from fedconcord_papers.recipes.recipe import names_of as entry_names
 from fedconcord_papers.recipes.values import Done, Spell, Value, file_of
 
@@ -184,16 +184,6 @@ def text_of(entry: Entry, values: Mapping[str, Any], label: str) -> str:
     return str(Spec(call.name, call.args, {**call.kwargs, **values, "label": label}))
 
 
-def points_of(entry: Entry) -> list[dict[str, Any]]:
-    """All values of an entry's grid."""
-    return [dict(zip(entry.grid, values, strict=True)) for values in product(*entry.grid.values())]
-
-
-def first_of(entry: Entry) -> dict[str, Any]:
-    """What is taken of a grid where none is sought."""
-    return {key: values[0] for key, values in entry.grid.items()}
-
-
 def planned_texts(request: RecipeSpec) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     """(cell, settings, methods) of every comparison of a recipe that needs no search before it, for checks."""
     experiment = request.recipe.experiment
@@ -270,14 +260,15 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
         if len(points_of(entry)) > 1
         for k, values in enumerate(points_of(entry))
     }
-    scores: dict[str, tuple[float, ...]] = {}
+    results: dict[str, tuple[float, ...]] = {}
+    by_name = {entry.name: [label for label, (one, _) in points.items() if one.name == entry.name] for entry in unknown}
 
     def keep(run: Run) -> None:
-        scores[run.head.label] = _scores(experiment, run)
+        results[run.head.label] = scores(experiment, run)
         entry, _ = points[run.head.label]
-        labels = [label for label, (one, _) in points.items() if one.name == entry.name]
-        if scores.keys() >= {*labels}:
-            values = points[max(labels, key=lambda label: scores[label])][1]
+        labels = by_name[entry.name]
+        if results.keys() >= {*labels}:
+            values = points[max(labels, key=lambda label: results[label])][1]
             method = text_of(entry, values, entry.name)
             ledger.choose(cell.name, entry.name, values, plain(entry.grid), method)
             words = ", ".join(f"{k.removeprefix('local.')} {v:g}" for k, v in values.items())
@@ -286,15 +277,16 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
     keeper.say(f"{cell.title}: the grid")
     keeper.keep = keep
     methods = {label: text_of(entry, values, label) for label, (entry, values) in points.items()}
-    missing = [(label, SEARCH_SEED) for label, (entry, _) in points.items() if entry in unknown]
-    yield from _runs(
-        request.out / cell.name / "search",
-        {**settings, **(size.search or {})},
-        list(methods.values()),
-        [SEARCH_SEED],
-        request.jobs,
-        missing,
-    )
+    settings |= size.search or {}
+    at_once = request.jobs if settings.get("eval.stop_at_target") else len(points)
+    for wave in waves(by_name.values(), at_once):
+        rivals = {label: by_name[points[label][0].name] for label in wave}
+        most = {
+            (label, SEARCH_SEED): rounds_left([results[one] for one in rivals[label] if one in results])
+            for label in wave
+        }
+        folder = request.out / cell.name / "search"
+        yield from _runs(folder, settings, list(methods.values()), [SEARCH_SEED], request.jobs, most)
 
 
 def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, keeper: Keeper) -> Stages[None]:
@@ -309,24 +301,11 @@ def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, 
     there = "" if len(missing) == runs else f"; {runs - len(missing)} of {runs} runs are known"
     keeper.say(f"{cell.title}: the comparison{there}")
     keeper.keep = lambda run: ledger.put(
-        [Value(one.name, cell.name, run.head.label, run.head.seed, _value(one, run)) for one in experiment.measures]
+        [Value(one.name, cell.name, run.head.label, run.head.seed, value_of(one, run)) for one in experiment.measures]
     )
     texts = [methods[entry.name] for entry in entries_of(request.size, experiment, cell)]
-    yield from _runs(request.out / cell.name / "final", settings, texts, request.every_seed, request.jobs, missing)
-
-
-def _value(measure: Measure, run: Run) -> float:
-    return math.nan if not len(run.round) else measure.of(run)
-
-
-def _scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
-    """What a search compares, more is better: a run that diverged is last, however fast it was before; then the measure
-    that is sought, and where it is a tie, as of a target that none reached, how the runs ended before other targets."""
-    sought = experiment.measures[experiment.seek]
-    order = sorted(experiment.measures, key=lambda measure: (measure is not sought, measure.goal is not None))
-    values = [(measure, _value(measure, run)) for measure in order]
-    better = [-math.inf if math.isnan(value) else value if measure.higher else -value for measure, value in values]
-    return (float(run.head.status != "diverged"), *better)
+    most = dict.fromkeys(missing, math.inf)
+    yield from _runs(request.out / cell.name / "final", settings, texts, request.every_seed, request.jobs, most)
 
 
 def _runs(
@@ -335,9 +314,10 @@ def _runs(
     methods: Sequence[str],
     seeds: Sequence[int],
     jobs: int,
-    missing: Collection[tuple[str, int]],
+    most: Mapping[tuple[str, int], float],
 ) -> Stages[None]:
-    """A comparison in its folder, done or completed: of its methods and seeds those runs that are missing."""
+    """A comparison in its folder, done or completed: of its methods and seeds those runs that have a number of rounds,
+    which they get at most."""
     stated, request = folder.with_suffix(".json"), {"settings": dict(settings), "methods": list(methods)}
     if (folder / "compare.json").exists():
         if not _says(stated, request):
@@ -355,7 +335,12 @@ def _runs(
             stated.unlink()
             _remove_empty(folder)
             raise
-    entries = [one for one in planned.entries if (one.config.label, one.config.seed) in missing]
+    entries = []
+    for one in planned.entries:
+        rounds = most.get((str(one.config.label), one.config.seed or 0))
+        if rounds is not None:
+            shorter = {"rounds": int(min(one.config.rounds, rounds))}
+            entries.append(one._replace(config=one.config.model_copy(update=shorter)))
     planned = planned._replace(entries=entries)
     with plan.alone(planned):
         results = yield from plan.comparison(planned)

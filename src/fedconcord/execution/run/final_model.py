@@ -13,7 +13,7 @@ from fedconcord.execution.job.accountant import Budget
 from fedconcord.execution.job.personalisation import Finetune, personalised
 from fedconcord.execution.rows import tensors
 from fedconcord.execution.run.observers import Observer
-from fedconcord.execution.run.stopping import Patience, Stopping
+from fedconcord.execution.run.stopping import Goal, Patience, Stopping
 from fedconcord.federation.objectives import Supervised, fairness
 from fedconcord.federation.objectives.evaluation import Scores
 from fedconcord.federation.objectives.judging import at_client, client_figures, own_figures, supervised
@@ -24,7 +24,8 @@ from fedconcord.support.errors import UserError, reason
 class RunOptions(NamedTuple):
     """What a run does besides training to its last round."""
 
-    patience: Patience | None = None  # stop early
+    patience: Patience | None = None  # stop without progress
+    goal: Goal | None = None  # stop at it
     clients: bool = True  # look at every client after the last round
     clients_every: int | None = None  # rounds between looks at every client, besides that after the last round
     finetune: Finetune | None = None  # personalise the final model

@@ -1,9 +1,9 @@
-"""Early stopping: a fold over the rows of metrics.csv, in which a resumed run finds its state."""
+"""Why a run stops early: a fold over the rows of metrics.csv, in which a resumed run finds its state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from fedconcord.execution.job import Step
 from fedconcord.execution.run.observers import Observer
@@ -12,6 +12,8 @@ from fedconcord.federation.objectives.judging import supervised
 from fedconcord.method.contract import Problem
 from fedconcord.support.errors import UserError, unknown
 
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Goal: TypeAlias = tuple[str, float]  # the run stops where this metric is at this value, or past it
 DEFAULTS = ("validation_loss", "test_loss", "loss", "distance")  # the first that is there is watched
 
 
@@ -48,15 +50,13 @@ def watched(patience: Patience, metrics: Iterable[str]) -> str:
     return default
 
 
-def best_of(
-    patience: Patience | None, problem: Problem, rows: Sequence[Mapping[str, Any]], best: Best | None = None
-) -> Best | None:
+def best_of(patience: Patience | None, problem: Problem, rows: Rows, best: Best | None = None) -> Best | None:
     """The best of evaluated rounds, rows as in metrics.csv, which come after those that `best` is of; None without
     patience."""
     if patience is None or not rows:
         return best
     metric = watched(patience, rows[0])
-    sign = 1.0 if _is_higher_better(problem, metric) else -1.0
+    sign = _sign(problem, metric)
     for row in rows:
         round, value = int(row["round"]), float(row[metric])
         if round > 0 and (best is None or sign * (value - best.value) > patience.min_delta):
@@ -66,22 +66,19 @@ def best_of(
     return best
 
 
-def _is_higher_better(problem: Problem, metric: str) -> bool:
-    """As a metric of the user's own says for itself."""
+def _sign(problem: Problem, metric: str) -> float:
+    """1 where more is better, else -1; as a metric of the user's own says for itself."""
     inner = supervised(problem)
     own_metrics = {f"test_{one.name}": one.higher for one in inner.metrics} if inner is not None else {}
-    return own_metrics.get(metric, fairness.higher_is_better(metric))
+    return 1.0 if own_metrics.get(metric, fairness.higher_is_better(metric)) else -1.0
 
 
 class Stopping(Observer):
-    """The best round so far, and why the run stops, once it does; neither without patience. All of it is in
-    metrics.csv."""
+    """The best round so far, with patience, and why the run stops, once it does. All of it is in metrics.csv."""
 
-    def __init__(
-        self, problem: Problem, patience: Patience | None, rows: Sequence[Mapping[str, Any]], round: int
-    ) -> None:
+    def __init__(self, problem: Problem, patience: Patience | None, goal: Goal | None, rows: Rows, round: int) -> None:
         """Go on after a round from the rows of metrics.csv; none where the run begins."""
-        self.problem, self.patience = problem, patience
+        self.problem, self.patience, self.goal = problem, patience, goal
         self.best: Best | None = None
         self.stopped: str | None = None
         self._judge(rows, round)
@@ -91,7 +88,7 @@ class Stopping(Observer):
         if now.row.metrics is not None:
             self._judge([{"round": now.row.round, **now.row.metrics}], now.row.round)
 
-    def _judge(self, rows: Sequence[Mapping[str, Any]], round: int) -> None:
+    def _judge(self, rows: Rows, round: int) -> None:
         patience, best = self.patience, best_of(self.patience, self.problem, rows, self.best)
         self.best = best
         if patience is not None and best is not None and best.since >= patience.evaluations:
@@ -101,6 +98,11 @@ class Stopping(Observer):
                 f"stopped early at round {round}: {metric} has not improved{by} in {best.since} evaluations; the model "
                 f"is that of round {best.round}, {metric} {best.value:.4g}"
             )
+        if self.goal is not None and self.stopped is None:
+            (metric, target), sign = self.goal, _sign(self.problem, self.goal[0])
+            values = (float(row[metric]) for row in rows if int(row["round"]) > 0)
+            if there := [value for value in values if sign * (value - target) >= 0]:
+                self.stopped = f"stopped at round {round}: {metric} {there[0]:.4g} is at its target {target:g}"
 
     def about(self) -> dict[str, Any]:
         """The round of the model, and why the run stopped."""

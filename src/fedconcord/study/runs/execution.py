@@ -117,6 +117,8 @@ def options_of(config: Config, problem: Problem) -> RunOptions:
     patience = None
     if measures.patience is not None:
         patience = Patience(measures.patience, measures.min_delta, measures.watch)
+    target = measures.target if measures.stop_at_target else None
+    goal = None if target is None else (str(ranking(problem)[0]["column"]), target)
     finetune = None if measures.personalise is None else part("eval.personalise", measures.personalise)
     inner = modelled(problem)
     if finetune is not None and inner is not None and inner.replaced.normalises:
@@ -126,7 +128,7 @@ def options_of(config: Config, problem: Problem) -> RunOptions:
         )
     about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
     looks, budget = judging.looks(config, problem), budget_of(config)
-    return RunOptions(patience, looks, measures.clients_every, finetune, about, budget)
+    return RunOptions(patience, goal, looks, measures.clients_every, finetune, about, budget)
 
 
 def modelled(problem: Problem) -> Supervised | None:

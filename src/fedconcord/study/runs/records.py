@@ -120,6 +120,7 @@ MAY_CHANGE = {  # settings that a resumed study may change, and why it stays the
     "rounds": "a longer run goes on to what a run of so many rounds writes",
     "checkpoint.every": "it moves no number",
     "eval.target": "it is compared with what was measured",
+    "eval.stop_at_target": "it ends a run and moves no number",
     "track": "trackers only look on",
     "engine.name": "engines agree to rounding",
     "engine.device": "devices agree to rounding",

@@ -177,9 +177,10 @@ class EvalSettings(BaseModel):
     """number of rounds between evaluations; if none, 1, or by counted work for large jobs without a target"""
     target: Positive | None = key(None, stage="run")
     """report the first round that reaches this test accuracy (or first metric)"""
+    stop_at_target: bool = False
+    """whether a run ends at the first evaluated round that reaches the target"""
     train_samples: Count | None = None
-    """number of training samples, always the same, on which the train loss is measured; if none, 10000, or fewer by
-    counted work"""
+    """number of training samples, always the same, of the train loss; if none, 10000, or fewer by counted work"""
     clients: bool | None = None
     """whether the model is evaluated at every client after the last round; if none, by counted work, mostly true"""
     clients_every: Count | None = None
@@ -191,8 +192,7 @@ class EvalSettings(BaseModel):
     watch: str | None = None
     """the metric that patience watches; if none, validation_loss, or test_loss without validation"""
     personalise: str | None = key(None, "a personalisation such as finetune(steps=20,lr=0.05)")
-    """how every client fine-tunes the final model; both models are reported; needs validation; if none, clients do not
-    fine-tune"""
+    """how every client fine-tunes the final model; both are reported; needs validation; if none, clients do not"""
 
 
 class PrivacySettings(BaseModel):

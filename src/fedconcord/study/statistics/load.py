@@ -25,7 +25,7 @@ JOB_FIELDS = ("partition", "model", "clients", "cohort")  # what a comparison ho
 UNPAIRED_KEYS = frozenset({"seed", "seeds", "out", "resume", "label"})  # differ between runs of one method by nature
 # how long and where a run computes: the curves of such runs are of one method still. Not these of `engine`:
 NUMBERS = frozenset({"engine.dtype", "engine.precision", "engine.rows"})
-ANYWHERE = frozenset({"rounds", "data_dir", "eval.target"})
+ANYWHERE = frozenset({"rounds", "data_dir", "eval.target", "eval.stop_at_target"})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""The grid of a method: its points, in which order they are tried, how they are told apart.
+
+A point has one seed. A run that ends at its target gets no more rounds than the best point of its method took before:
+with more it could not be better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import product, zip_longest
+from typing import Any
+
+from fedconcord.study.statistics.load import Run
+from fedconcord_papers.recipes.recipe import Comparison, Entry, Measure
+
+
+def points_of(entry: Entry) -> list[dict[str, Any]]:
+    """All values of an entry's grid."""
+    return [dict(zip(entry.grid, values, strict=True)) for values in product(*entry.grid.values())]
+
+
+def first_of(entry: Entry) -> dict[str, Any]:
+    """What is taken of a grid where none is sought."""
+    return {key: values[0] for key, values in entry.grid.items()}
+
+
+def waves(points: Iterable[Sequence[str]], at_once: int) -> list[list[str]]:
+    """The points of several methods as they are tried, the first of every method, then the second; `at_once` or more
+    in a wave, but for the last one."""
+    all_waves: list[list[str]] = []
+    for turn in zip_longest(*points):
+        labels = [label for label in turn if label is not None]
+        if all_waves and len(all_waves[-1]) < at_once:
+            all_waves[-1] += labels
+        else:
+            all_waves.append(labels)
+    return all_waves
+
+
+def value_of(measure: Measure, run: Run) -> float:
+    """A measure of a run; NaN if it has no round."""
+    return math.nan if not len(run.round) else measure.of(run)
+
+
+def scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
+    """What a search compares, more is better: a run that diverged is last, however fast it was before; then the measure
+    that is sought, and where it is a tie, as of a target that none reached, how the runs ended before other targets."""
+    sought = experiment.measures[experiment.seek]
+    order = sorted(experiment.measures, key=lambda measure: (measure is not sought, measure.goal is not None))
+    values = [(measure, value_of(measure, run)) for measure in order]
+    better = [-math.inf if math.isnan(value) else value if measure.higher else -value for measure, value in values]
+    return (float(run.head.status != "diverged"), *better)
+
+
+def rounds_left(others: Iterable[tuple[float, ...]]) -> float:
+    """The most rounds that a point is worth, by the scores of its method's points before; inf: none had its target."""
+    return min((-score[1] for score in others if score[0]), default=math.inf)
