@@ -738,6 +738,18 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/compiled/moves.py", "        all.t[s, 0] += 1\n", ""),),
         ("tests/method/test_compiled.py", "-k", "optimisers"),
     ),
+    "shared moments: their mean is a sum": Mutation(
+        (Edit("method/wrappers/optimisers.py", "new / w.clamp(min=torch.finfo(w.dtype).tiny)", "2 * new"),),
+        ("tests/method/test_optimisers.py", "-k", "equations"),
+    ),
+    "FedAdamW: the second moment is corrected by the round's steps": Mutation(
+        (Edit("method/contract/optimisers.py", "(self.t, all_steps)", "(self.t, self.t)"),),
+        ("tests/method/test_optimisers.py", "-k", "equations"),
+    ),
+    "FedMuon: the direction counts clients by their steps": Mutation(
+        (Edit("method/wrappers/optimisers.py", "(done.steps.clamp(min=1) * client.lr)", "(2 * client.lr)"),),
+        ("tests/method/test_optimisers.py", "-k", "equations"),
+    ),
     "compiled steps: an optimiser leaves the pull out": Mutation(
         (Edit("method/step/compiled/moves.py", "add(g, begin, size, x, lo, mine.rho)", "pass"),),
         ("tests/method/test_compiled.py", "-k", "optimisers"),

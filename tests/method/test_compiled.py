@@ -146,6 +146,7 @@ OPTIMISED = {
     "adamw": OPTIMISERS["adamw"](decay=0.1, eps=1e-3),
     "of the oracle": OPTIMISERS["adamw"](second="oracle", eps=0.1),
     "of the direction": OPTIMISERS["adamw"](second="direction", eps=1e-3, state="kept"),
+    "shared": OPTIMISERS["adamw"](second="oracle", eps=0.1, state="shared"),
     "lion": OPTIMISERS["lion"](decay=0.1),
     "sign": OPTIMISERS["sign"](),
 }

@@ -19,7 +19,7 @@ from fedconcord.federation.objectives.regularisers import l1
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import At, Local, Oracle, Place, Traits
 from fedconcord.method.contract.nested import Beside, Look, Moreau
-from fedconcord.method.contract.optimisers import Lion, MeanGradient
+from fedconcord.method.contract.optimisers import Aligned, Lion, MeanGradient
 from fedconcord.method.contract.pairs import Window
 from fedconcord.method.contract.pieces import (
     Ascent,
@@ -44,7 +44,7 @@ from fedconcord.method.step.samples import Alone, Batches, Samples
 from fedconcord.method.step.sizes import Fixed, StepSize, delta, dog, normed
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.step.walk import Chain, Walked, response, rows_of, walk
-from fedconcord.method.wrappers.optimisers import adamw, muon, sign
+from fedconcord.method.wrappers.optimisers import LocalOptimiser, adamw, muon, sign
 from fedconcord.support.errors import UserError
 from table import TABLE, make
 from tiers import tiers
@@ -127,6 +127,15 @@ class Row(NamedTuple):
 
 PULL, ZEROS = Pull(0.3, vectors(D)), torch.zeros(D, dtype=torch.float64)
 EACH = vectors(5, 1).abs()
+
+
+def later(optimiser: LocalOptimiser) -> tuple[Piece, ...]:
+    """Its pieces, whose second moment has seen 20 steps."""
+    *moments, last = optimiser.pieces(vectors(D), ())
+    seen = [piece._replace(v=vectors(D).square()) for piece in moments]
+    return *seen, last._replace(before=torch.full((1,), 20.0, dtype=torch.float64))
+
+
 ROWS = {
     "nothing": Row((), "FCR"),
     "step sizes that shrink": Row((), "FCR", Fixed(0.1, 0.9)),
@@ -134,6 +143,7 @@ ROWS = {
     "a tolerance": Row((Decay(0.1), PULL), "", tolerance=1e-3),
     "ascent": Row((Ascent(0.1),), "FCR"),
     "adamw": Row((*adamw().pieces(vectors(D), ()), PULL), ""),
+    "adamw, later and with another move": Row((*later(adamw()), PULL, Aligned(0.7, vectors(D))), ""),
     "signs": Row((*sign().pieces(ZEROS, ()), PULL), ""),
     "lion": Row((Lion(vectors(D), 0.9, 0.99, 0.1), PULL), ""),
     "muon": Row(muon().pieces(vectors(D), ((0, 8, 36),)), ""),

@@ -16,7 +16,7 @@ from fedconcord.federation.objectives import Quadratic, quadratics
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import fixed
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Algorithm, Local
+from fedconcord.method.contract import Algorithm, Local, Population
 from fedconcord.method.contract.flat import Layout
 from fedconcord.method.contract.optimisers import nearest_orthogonal, newton_schulz
 from fedconcord.method.contract.pieces import Piece, Pull
@@ -25,6 +25,7 @@ from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.step.walk import Chain, walk
 from fedconcord.method.wrappers.optimisers import LocalOptimiser, adamw, lion, muon, sign, with_optimiser
 from fedconcord.method.wrappers.server import nesterov, sgd, with_server
+from fedconcord.method.wrappers.uploads import quantise, with_uploads
 from fedconcord.support.errors import UserError
 from table import TABLE, make
 from tiers import tiers
@@ -219,9 +220,103 @@ def test_local_muon_ends_in_the_minimiser_of_the_sum_of_nuclear_norms() -> None:
     assert total(centres.mean(0)) > least + 0.01
 
 
+# -- moments that travel, and a direction that all follow -----------------------------------------------------------
+
+LR = 0.03
+STEPS = [2 + i for i in range(N)]
+
+
+def by_rounds(optimiser: LocalOptimiser, method: str = "fedavg") -> Tensor:
+    """FedAvg's model after three rounds with full gradients, in which client i takes 2 + i steps."""
+    schedule = Schedule(0, N, LR, lambda seed, round, client: STEPS[client], "steps", batch_size=None)
+    job = Job(curved(), with_optimiser(METHODS[method](), optimiser, MATRICES), schedule, engine=Serial())
+    return next(iter(job.algorithm.models(run(job, 3).server).values()))
+
+
+def gradient_of(problem: Quadratic, i: int, y: Tensor) -> Tensor:
+    return problem.gradient(y, torch.tensor([i]))
+
+
+@pytest.mark.parametrize("align", [0.0, 0.5])
+def test_fedadamw_is_its_equations(align: float) -> None:
+    """Algorithm 1: the first moment anew and by the round's steps, the mean of the second ones by all steps."""
+    problem, (b1, b2, eps, decay) = curved(), (0.8, 0.9, 1e-6, 0.1)
+    x = problem.init(0)
+    v, direction, t = torch.zeros_like(x), torch.zeros_like(x), 0.0
+    for _ in range(3):
+        ends, moments = [], []
+        for i, K in enumerate(STEPS):
+            y, m, mine = x.clone(), torch.zeros_like(x), v.clone()
+            for k in range(1, K + 1):
+                g = gradient_of(problem, i, y)
+                m, mine = b1 * m + (1 - b1) * g, b2 * mine + (1 - b2) * g**2
+                step = m / (1 - b1**k) / ((mine / (1 - b2 ** (t + k))).sqrt() + eps)
+                y = y - LR * (step + align * direction + decay * y)
+            ends.append(y)
+            moments.append(mine)
+        direction = sum((x - y) / (K * LR) for y, K in zip(ends, STEPS, strict=True)) / N
+        x, v, t = sum(ends) / N, sum(moments) / N, t + sum(STEPS) / N
+    got = by_rounds(adamw(b1, b2, eps, decay, state="shared_second", align=align))
+    torch.testing.assert_close(got, x, rtol=1e-12, atol=1e-12)
+
+
+def test_fedmuon_is_its_equations() -> None:
+    """Orthogonal steps of a momentum that begins at the clients' mean, less what follows the last round."""
+    problem, beta, align = curved(), 0.9, 0.3
+    x = problem.init(0)
+    shared, direction = torch.zeros_like(x), torch.zeros_like(x)
+    for _ in range(3):
+        ends, moments = [], []
+        for i, K in enumerate(STEPS):
+            y, m = x.clone(), shared.clone()
+            for _ in range(K):
+                g = gradient_of(problem, i, y)
+                m = beta * m + (1 - beta) * g
+                ahead = (1 - beta) * g + beta * m
+                step = nearest_orthogonal(ahead.view(ROWS, COLUMNS)).flatten() * (ROWS / COLUMNS) ** 0.5
+                y = y - LR * ((1 - align) * step + align * direction)
+            ends.append(y)
+            moments.append(m)
+        direction = sum((x - y) / (K * LR) for y, K in zip(ends, STEPS, strict=True)) / N
+        x, shared = sum(ends) / N, sum(moments) / N
+    got = by_rounds(muon(beta, orthogonal="svd", state="shared", align=align))
+    torch.testing.assert_close(got, x, rtol=1e-10, atol=1e-10)
+
+
+def test_a_direction_behind_the_optimiser_corrects_nothing() -> None:
+    """Where steps shrink, FedAdamW's direction ends where AdamW without it does, far from the optimum; SCAFFOLD before
+    it at the optimum."""
+    plain, aligned = (gap(METHODS["fedavg"](), adamw(align=align), lr=0.05) for align in (0.0, 0.5))
+    assert plain > 0.05
+    assert abs(aligned - plain) < 0.1 * plain
+    assert gap(METHODS["scaffold"](), adamw(state="shared_second", align=0.5), 1500, shrink=1.0, lr=0.02) < 1e-6
+
+
+def test_moments_that_travel_need_messages_that_are_summed() -> None:
+    everyone = Population(8, torch.full((8,), 1 / 8, dtype=torch.float64))
+    special = [name for name in TABLE if make(name).phases.combine or make(name).phases.communicates]
+    assert "fedpd" in special
+    for name in special:
+        for optimiser in (adamw(state="shared_second"), adamw(align=0.5)):
+            why = with_optimiser(make(name), optimiser).refuse(everyone, 8)
+            assert why is not None, name
+            assert "use state=kept and no align" in why, name
+
+
+def test_moments_that_travel_are_not_compressed() -> None:
+    everyone = Population(8, torch.full((8,), 1 / 8, dtype=torch.float64))
+    for optimiser in (adamw(state="shared"), adamw(align=0.5)):
+        why = with_uploads(with_optimiser(METHODS["fedavg"](), optimiser), quantise()).refuse(everyone, 5)
+        assert "are no changes" in str(why)
+    assert (
+        with_uploads(with_optimiser(METHODS["fedavg"](), adamw(state="kept")), quantise()).refuse(everyone, 5) is None
+    )
+
+
 # -- the same on every engine, and after a resume -------------------------------------------------------------------
 
 EVERYWHERE = {"adamw": adamw(state="kept"), "muon": muon(state="kept"), "lion": lion(state="kept"), "sign": sign()}
+EVERYWHERE |= {"fedadamw": adamw(state="shared_second", align=0.5), "fedmuon": muon(state="shared", align=0.5)}
 
 
 PAIRS = [*product(("fedavg", "scaffold", "afedpd", "losac"), EVERYWHERE)]
@@ -238,9 +333,12 @@ def test_engines_agree(method: str, name: str) -> None:
     assert_same_server(run(replace(job, engine=Wire()), 3), expected)
 
 
-def test_kept_moments_survive_a_resume(tmp_path) -> None:
+@pytest.mark.parametrize(
+    "optimiser", [adamw(state="kept"), adamw(state="shared_second", align=0.5), muon(state="shared")]
+)
+def test_moments_survive_a_resume(optimiser: LocalOptimiser, tmp_path) -> None:
     problem = small()
-    algorithm = with_optimiser(METHODS["scaffold"](), adamw(state="kept"), problem.objective.matrices)
+    algorithm = with_optimiser(METHODS["scaffold"](), optimiser, problem.objective.matrices)
     job = Job(problem, algorithm, replace(SCHEDULE, lr=0.01))
     whole, half = run(job, 4), run(job, 2)
     save(job, half, tmp_path / "state")
@@ -248,8 +346,10 @@ def test_kept_moments_survive_a_resume(tmp_path) -> None:
     for _ in range(2):
         state = advance(job, state)
     assert_same(state, whole, 0.0)
-    fresh = replace(job, algorithm=with_optimiser(METHODS["scaffold"](), adamw(), problem.objective.matrices))
-    assert not torch.equal(run(fresh, 4).server.x, whole.server.x)
+    anew = optimiser._replace(state="reset", align=(1.0, 0.0))
+    fresh = replace(job, algorithm=with_optimiser(METHODS["scaffold"](), anew, problem.objective.matrices))
+    models = [next(iter(one.algorithm.models(run(one, 4).server).values())) for one in (fresh, job)]
+    assert not torch.equal(*models)
 
 
 def test_nesterov_at_the_server_is_torchs() -> None:

@@ -85,7 +85,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # what methods compute around their steps in one pass over memory, as they are written: 424, of which 85 are
     # LLVM's language and 75 what compiles it, in a process of its own
     # code for the processor of numba's settings, by which tests reach that of others: 11
-    "method": Wing(12541, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # moments of local optimisers that travel, and a direction behind them, which FedAdamW and FedMuon are made of: 120
+    "method": Wing(12661, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -284,7 +285,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # machine code called by its address: 41, for which no process that runs it loads numba (85 MB, a third of a second)
     # sums and products of clients' vectors in one pass over memory, for every method at once: 452
     # convolutions with fewer multiplications, of cnn1, cnn2 and lenet: 536
-    assert sum(sizes().values()) <= 48_947
+    # a run that ends at its target, beyond which may be half of a comparison's work: 8
+    # moments of local optimisers that travel (FedAdamW, FedMuon): 115
+    assert sum(sizes().values()) <= 49_062
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -3,17 +3,15 @@
 contract    the factory gives a LocalOptimiser with a step size and a name, whose pieces stand where a step has them
 rest        a direction of 0 moves nothing but what decay moves: the optimum of a corrected method stays where it is
 rows        a client's steps do not depend on the clients beside it
-methods     FedAvg, SCAFFOLD and FedDyn with it pass `check_algorithm`, with moments that are reset and, where the
-            factory has a parameter `state`, kept
+methods     FedAvg, SCAFFOLD and FedDyn with it pass `check_algorithm`, with moments that are reset, kept and shared
 exact       with full gradients and steps that shrink, SCAFFOLD and FedDyn with it come a hundred times nearer to the
             optimum of unlike quadratics than FedAvg does
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import product
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm
 from fedconcord.method.contract.pieces import At, Place
 from fedconcord.method.step.walk import with_own_state
-from fedconcord.method.wrappers.optimisers import LocalOptimiser, with_optimiser
+from fedconcord.method.wrappers.optimisers import LocalOptimiser, States, with_optimiser
 from fedconcord.testing.bench import DIM
 from fedconcord.testing.check import CheckFailedError, algorithm_checks
 from fedconcord.testing.compare import MismatchError, fail
@@ -60,16 +58,13 @@ def optimiser_checks(factory: Make, lr: float = 0.05) -> Iterator[tuple[str, Cal
     yield "contract", lambda: _contract(factory)
     yield "rest", lambda: _rest(factory)
     yield "rows", lambda: _rows(factory)
-    states = [{}, {"state": "kept"}] if "state" in inspect.signature(factory).parameters else [{}]
-    for method in ("fedavg", "scaffold", "feddyn"):
-        for options in states:
+    states: tuple[States, ...] = ("reset", "kept", "shared")
+    for method, state in product(("fedavg", "scaffold", "feddyn"), states):
 
-            def inside(method: str = method, options: dict[str, Any] = options) -> Algorithm:
-                return with_optimiser(METHODS[method](), factory(**options), MATRICES)
+        def inside(method: str = method, state: States = state) -> Algorithm:
+            return with_optimiser(METHODS[method](), factory()._replace(state=state), MATRICES)
 
-            yield from (
-                (f"{method}{' kept' * len(options)} {name}", check) for name, check in algorithm_checks(inside, lr=lr)
-            )
+        yield from ((f"{method} {state} {name}", check) for name, check in algorithm_checks(inside, lr=lr))
     yield "exact", lambda: _exact(factory, lr)
 
 

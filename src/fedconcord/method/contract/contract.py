@@ -242,6 +242,7 @@ class Step(NamedTuple):
     regularise: Literal["local", "server"] = "local"
     fixed: bool = False
     optimiser: str | None = None
+    moments: bool = False
     code: Code | None = None
     addition: Callable[[Tree], Tensor] | None = None
     term: Term | None = None
@@ -300,6 +301,7 @@ class Algorithm:
             regularise: who takes proximal steps; the server's are in `update`.
             fixed: the local step is the method's own: momentum and L-BFGS would change the method.
             optimiser: the name of the local optimiser that the method was given (`wrappers.optimisers`).
+            moments: whether clients send moments of it, or a direction, which are no changes.
             code: the user's local training in place of the steps (`wrappers.code`).
             addition: down -> [D] what the server adds to the frozen weights below low-rank factors; its models are
                 [d + D] then.

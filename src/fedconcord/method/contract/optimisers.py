@@ -93,6 +93,7 @@ class AdamW(NamedTuple):
     beta2: float
     eps: float
     decay: float
+    before: Tensor | None = None  # [1] steps that v saw before these; None: it began with m
 
     @property
     def traits(self) -> Traits:
@@ -101,7 +102,8 @@ class AdamW(NamedTuple):
     def apply(self, v: Tensor, at: At) -> Tensor:
         self.t.add_(1)
         self.m.lerp_(v, 1 - self.beta)
-        step = corrected(self.m, _second(at), self.t, (self.beta, self.beta2), self.eps)
+        all_steps = self.t if self.before is None else self.t + self.before
+        step = corrected(self.m, _second(at), (self.t, all_steps), (self.beta, self.beta2), self.eps)
         return v.copy_(step).add_(at.x, alpha=self.decay)
 
     def wide(self, e: int) -> AdamW:
@@ -162,7 +164,7 @@ class Muon(NamedTuple):
     def apply(self, v: Tensor, at: At) -> Tensor:
         self.t.add_(1)
         self.m.mul_(self.betas).addcmul_(1 - self.betas, v)
-        step = corrected(self.m, _second(at), self.t, (0.9, 0.95), 1e-10).mul_(self.rest)
+        step = corrected(self.m, _second(at), (self.t, self.t), (0.9, 0.95), 1e-10).mul_(self.rest)
         ahead = torch.lerp(v, self.m, self.beta)
         for begin, rows, columns in self.matrices:
             places = slice(begin, begin + rows * columns)
@@ -176,10 +178,27 @@ class Muon(NamedTuple):
         return self._replace(m=pad(self.m, (0, e)), betas=pad(self.betas, (0, e), value=0.9))
 
 
-def corrected(m: Tensor, v: Tensor, t: Tensor, betas: tuple[float, float], eps: float) -> Tensor:
-    """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), a new tensor."""
-    root = v.div(1 - betas[1] ** t).sqrt_().add_(eps)
-    return m.div(1 - betas[0] ** t).div_(root)
+class Aligned(NamedTuple):
+    """weight T(D) + c: the optimiser's move, and behind it one that the server asks for."""
+
+    weight: float
+    c: Tensor  # [d]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.ALIGN)
+
+    def apply(self, v: Tensor, at: At) -> Tensor:
+        return v.mul_(self.weight).add_(self.c)
+
+    def wide(self, e: int) -> Aligned:
+        return self._replace(c=pad(self.c, (0, e)))
+
+
+def corrected(m: Tensor, v: Tensor, t: tuple[Tensor, Tensor], betas: tuple[float, float], eps: float) -> Tensor:
+    """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), a new tensor; t of each."""
+    root = v.div(1 - betas[1] ** t[1]).sqrt_().add_(eps)
+    return m.div(1 - betas[0] ** t[0]).div_(root)
 
 
 def _second(at: At) -> Tensor:

@@ -46,7 +46,8 @@ class Place(IntEnum):
     DIRECTION = 11  # measured
     METRIC = 12
     TRANSFORM = 13  # from the direction to the move
-    WINDOW = 14  # which entries move
+    ALIGN = 14  # the move, with another one
+    WINDOW = 15  # which entries move
 
 
 class Traits(NamedTuple):

@@ -6,7 +6,18 @@ corrections. Methods that read a control variate off a move get the mean of the 
 for anything else are refused: FedNova's is a property of linear steps.
 
 Moments start anew in every round, or are kept in the client's row (`kept`, as DiLoCo's workers do): then a message
-holds nothing more, and a row as much more as the moments are large.
+holds nothing more, and a row as much more as the moments are large. Or they travel: clients start from the server's
+mean of what they sent, all of them (`shared`) or AdamW's second ones alone (`second`), and a message each way is as
+much longer. With `align` the server sends the mean direction of the last round too,
+    D = -sum_A w_i (x_i - x) / (K_i eta) / sum_A w_i,
+and every step moves along it behind the optimiser, where it corrects nothing: the fixed points are the optimiser's own.
+
+FedAdamW: Liu et al., AAAI 2026 (arXiv 2510.27486), Algorithm 1: x <- x - eta (m^ / (sqrt(v^) + eps) + align D), m anew,
+m^ by the steps of the round and v^ by all: `adamw(second=oracle,state=shared_second,align=0.5)`. v travels whole, as in
+its code; the paper sends a mean by block. That code corrects m by all steps too, which makes the first ones of a round
+ten times too short, and loads v only where a gradient is left over from before.
+FedMuon: Liu et al. 2025 (arXiv 2510.27403): x <- x - eta ((1 - align) T + align D), T from the mean momentum:
+`muon(beta=0.98,state=shared,align=0.5)`. What is no matrix shares its moments too, which there start anew.
 """
 
 from __future__ import annotations
@@ -15,12 +26,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Algorithm, Client, Done, Local, Piece, Population, Tree
+from fedconcord.method.contract import (
+    Algorithm,
+    Client,
+    Cohort,
+    Done,
+    Local,
+    Piece,
+    Population,
+    Sender,
+    Tree,
+    model_of,
+)
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.contract.optimisers import (
     AdamW,
+    Aligned,
     DirectionMoment,
     Lion,
     Matrix,
@@ -35,9 +59,10 @@ from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 from fedconcord.support.parameters import BelowOne, NotNegative, Positive, about
 
-State = Annotated[
-    Literal["reset", "kept"], about("moments between rounds: reset, anew in every round; kept, in the client's state")
-]
+States = Literal["reset", "kept", "shared", "shared_second"]
+SAID = "moments between rounds: reset, anew in every round; kept, in the client's state; shared, the clients' mean"
+State = Annotated[Literal["reset", "kept", "shared"], about(SAID)]
+Align = Annotated[BelowOne, about("share of the last round's mean direction in every step, behind the optimiser")]
 Decay = Annotated[NotNegative, about("decoupled weight decay, times the step size")]
 
 
@@ -46,7 +71,8 @@ class LocalOptimiser(NamedTuple):
 
     pieces: Callable[[Tensor, tuple[Matrix, ...]], tuple[Piece, ...]]  # (x [d], its matrices) -> with moments of 0
     lr: float  # the step size that is usual
-    state: Literal["reset", "kept"] = "reset"
+    state: States = "reset"
+    align: tuple[float, float] = (1.0, 0.0)  # a step is so much of the optimiser's, and of the last round's direction
     identity: Identity = UNNAMED
 
 
@@ -68,7 +94,8 @@ def adamw(
             "entry by entry the larger of the two"
         ),
     ] = "larger",
-    state: State = "reset",
+    state: Annotated[States, about(f"{SAID}; second, so the second ones alone, as FedAdamW's")] = "reset",
+    align: Align = 0.0,
 ) -> LocalOptimiser:
     """AdamW. Loshchilov and Hutter, ICLR 2019; torch.optim.AdamW's step."""
 
@@ -76,7 +103,7 @@ def adamw(
         zeros, count = x.new_zeros(x.shape[-1]), x.new_zeros(1)
         return *_moments_of(second, zeros, beta2), AdamW(zeros, count, beta1, beta2, eps, decay)
 
-    return LocalOptimiser(pieces, 0.001, state)
+    return LocalOptimiser(pieces, 0.001, state, (1.0, align))
 
 
 @definition()
@@ -105,6 +132,7 @@ def muon(
         Literal["newton_schulz", "svd"], about("newton_schulz, five steps, as released; svd, exactly")
     ] = "newton_schulz",
     state: State = "reset",
+    align: Annotated[BelowOne, about("share of the last round's mean direction in every step, as FedMuon's")] = 0.0,
 ) -> LocalOptimiser:
     """Muon: orthogonal steps of hidden weight matrices, AdamW's of the rest. Jordan et al. 2024.
 
@@ -126,7 +154,7 @@ def muon(
         count = x.new_zeros(1)
         return *_moments_of("larger", zeros, 0.95), Muon(zeros, count, betas, beta, decay, rest, orthogonal, matrices)
 
-    return LocalOptimiser(pieces, 0.02, state)
+    return LocalOptimiser(pieces, 0.02, state, (1.0 - align, align))
 
 
 OPTIMISERS: dict[str, Callable[..., LocalOptimiser]] = by_name(adamw, lion, sign, muon)
@@ -140,6 +168,18 @@ class Kept(NamedTuple):
     moments: tuple[Tensor, ...]  # of each piece in turn, those that its traits name
 
 
+class Common(NamedTuple):
+    """A server's state, a message or a sum of them, beside what the clients' optimisers have in common."""
+
+    inner: Any  # the method's own
+    common: tuple[Tensor, ...]  # moments that travel, with `align` the direction of a round [d]; in a sum w_i last
+
+    @property
+    def x(self) -> Tensor:
+        """The model that rounds start from [d]."""
+        return model_of(self.inner)
+
+
 @definition()
 def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tuple[Matrix, ...] = ()) -> Algorithm:
     """The same method whose local steps are this optimiser's.
@@ -147,7 +187,8 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
     Args:
         matrices: the hidden weight matrices of the model, as `Objective.matrices` has them.
     """
-    needs, is_kept = algorithm.needs, optimiser.state == "kept"
+    needs, state, (weight, share) = algorithm.needs, optimiser.state, optimiser.align
+    is_kept, is_common, phases = state == "kept", state in ("shared", "shared_second") or share > 0, algorithm.phases
 
     def zero(x: Tensor) -> tuple[Piece, ...]:
         return optimiser.pieces(x, matrices)
@@ -157,16 +198,34 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         pieces = zero(local.x)
         if is_kept:
             pieces = _with_moments(pieces, row.moments)
+        elif is_common:
+            pieces = _from_common(pieces, state, down.common)
+        if share > 0:
+            pieces = *pieces, Aligned(weight, share * down.common[-1])
         if needs.mean_gradient:
             pieces = MeanGradient(local.x.new_zeros(local.x.shape[-1])), *pieces
         return local.having(*pieces)
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
         up, new = lifted.finish(down, row, done, client)
+        ended = tuple(done.piece(type(piece)) for piece in zero(done.x)) if is_kept or is_common else ()
         if is_kept:
-            ended = tuple(done.piece(type(piece)) for piece in zero(done.x))
             new = new._replace(moments=_moments(ended))
+        if is_common:
+            way = ((model_of(down) - done.x) / (done.steps.clamp(min=1) * client.lr),) if share > 0 else ()
+            up = Common(up, (*_in_common(ended, state), *way))
         return up, new
+
+    def contribute(up: Common, sender: Sender, cohort: Cohort) -> Common:
+        return Common(
+            algorithm.contribute(up.inner, sender, cohort), (*(sender.w * one for one in up.common), sender.w)
+        )
+
+    def update(server: Common, total: Common, cohort: Cohort) -> Tree:
+        *sums, w = total.common
+        both = zip(sums, server.common, strict=True)
+        means = tuple(torch.where(w > 0, new / w.clamp(min=torch.finfo(w.dtype).tiny), old) for new, old in both)
+        return lifted.update(server, total.inner, cohort)._replace(common=means)
 
     def refuse(population: Population, cohort: int) -> str | None:
         if needs.normaliser and not needs.mean_gradient:
@@ -174,17 +233,53 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
                 f"the method divides by ||a_i||_1, which steps of {optimiser.identity.name or 'this optimiser'} do not "
                 "have; leave local.optimiser out, or use a method without"
             )
+        if is_common and (phases.combine is not None or phases.communicates is not None):
+            return (
+                "the method combines messages in its own way or leaves some out, and moments that clients share are "
+                "means over every round's; use state=kept and no align"
+            )
         return algorithm.refuse(population, cohort)
 
-    lifted = lift(algorithm, row=(lambda row, x: Kept(row, _moments(zero(x)))) if is_kept else None)
+    def around(inner: Tree, x: Tensor) -> Common:
+        return Common(inner, (*_in_common(zero(x), state), *((torch.zeros_like(x),) if share > 0 else ())))
+
+    lifted = lift(
+        algorithm,
+        row=(lambda row, x: Kept(row, _moments(zero(x)))) if is_kept else None,
+        server=around if is_common else None,
+        down=(lambda down, server: Common(down, server.common)) if is_common else None,
+    )
     return replace(
         lifted,
         start=start,
         finish=finish,
+        contribute=contribute if is_common else lifted.contribute,
+        update=update if is_common else lifted.update,
         refuse=refuse,
-        needs=needs._replace(normaliser=needs.normaliser and not needs.mean_gradient),
-        step=lifted.step._replace(optimiser=optimiser.identity.name or "an optimiser of its own"),
+        needs=needs._replace(normaliser=needs.normaliser and not needs.mean_gradient, lr=needs.lr or share > 0),
+        step=lifted.step._replace(optimiser=optimiser.identity.name or "an optimiser of its own", moments=is_common),
     )
+
+
+def _in_common(pieces: tuple[Piece, ...], state: States) -> tuple[Tensor, ...]:
+    """Of pieces as they are, what travels; of AdamW's second moments the steps that they saw."""
+    if state == "shared":
+        return _moments(pieces)
+    if state != "shared_second":
+        return ()
+    steps = (one.t if one.before is None else one.before + one.t for one in pieces if isinstance(one, AdamW))
+    return (*(one.v for one in pieces if isinstance(one, SecondMoment | DirectionMoment)), *steps)
+
+
+def _from_common(pieces: tuple[Piece, ...], state: States, common: tuple[Tensor, ...]) -> tuple[Piece, ...]:
+    """The pieces of 0 with what travelled."""
+    if state == "shared":
+        return _with_moments(pieces, common)
+    if state != "shared_second":
+        return pieces
+    rest, names = iter(common), {SecondMoment: "v", DirectionMoment: "v", AdamW: "before"}
+    fields: Any = pieces
+    return tuple(piece._replace(**{names[type(piece)]: next(rest)}) for piece in fields)
 
 
 def _moments(pieces: tuple[Piece, ...]) -> tuple[Tensor, ...]:

@@ -195,6 +195,8 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         first = message(algorithm, population.p.new_ones(2))
         if is_packed(first):
             return "the method compresses its own uploads; leave upload at none"
+        if algorithm.step.moments:
+            return "moments that clients share are no changes, and coarse ones make steps of any length; use state=kept"
         if any(bool(v.any()) for v in _vectors(first, 2)):
             return (
                 "compressed uploads need a method whose clients send changes, and this one sends whole models, whose "

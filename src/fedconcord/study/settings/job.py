@@ -162,10 +162,10 @@ def _with_private_parts(problem: Problem, config: Config) -> PrivateParts:
             f"local.private {local.private!r} is for models of labelled samples in memory, and these data or this task "
             "have none; leave it out"
         )
-    if local.optimiser is not None and part("local.optimiser", local.optimiser).state == "kept":
+    if local.optimiser is not None and (state := part("local.optimiser", local.optimiser).state) != "reset":
         raise UserError(
-            "private parameters start every round without moments, and a local optimiser with state=kept would keep "
-            "those of the shared ones alone; use state=reset"
+            f"private parameters start every round without moments, and a local optimiser with state={state} would "
+            "keep those of the shared ones alone; use state=reset"
         )
     assert local.private is not None
     before = local.private_steps if isinstance(local.private_steps, int) else None

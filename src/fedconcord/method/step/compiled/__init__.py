@@ -149,6 +149,7 @@ def _knows(chain: Chain) -> bool:
     return (
         (chain.is_of(KNOWN) or (turns and chain.is_of(TURNED) and isinstance(chain.size, Fixed)))
         and all(one is None or (adamw is not None and one.beta == adamw.beta2) for one in seconds)
+        and (adamw is None or adamw.before is None)
         and len(points) < 2
         and (beside is None or beside.share is None or not any(isinstance(point, Look | Moreau) for point in points))
         and chain.tolerance is None
