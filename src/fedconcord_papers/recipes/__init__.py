@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedconcord_papers.recipes import afedpd, fedadmm, fednova, fedvra, losac, others
+from fedconcord_papers.recipes import afedpd, fedadmm, fednova, fedvra, losac, modern, others
 from fedconcord_papers.recipes.found import FOUND, QUICK, Found
 from fedconcord_papers.recipes.recipe import Recipe, sizes_text
 
@@ -19,6 +19,7 @@ PAPERS: tuple[tuple[Recipe, ...], ...] = (
     afedpd.RECIPES,
     losac.RECIPES,
     others.RECIPES,
+    modern.RECIPES,
 )
 
 
