@@ -282,6 +282,24 @@ def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_i
     assert (again.values, again.chosen) == (short.values, short.chosen)
 
 
+def test_pages_leave_out_a_recipe_whose_grid_alone_was_tried(tmp_path: Path) -> None:
+    class Stop(Watch):
+        ended = 0
+
+        def event(self, event: Event) -> None:
+            if event.kind == "started" and self.ended == 4:  # all of the search
+                raise KeyboardInterrupt
+            self.ended += event.kind == "ended"
+
+    recipe = SMALL._replace(sizes={"desk": SMALL.sizes["quick"], "paper": SMALL.sizes["paper"]})
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(RecipeSpec(recipe, "desk", tmp_path / "out" / "small" / "desk"), Stop())
+    saved = read(tmp_path / "out" / "small" / "desk" / DONE)
+    assert (saved.searched, saved.values.rows) == (4, ())
+    with pytest.raises(UserError, match="no recipe was done below"):
+        pages.write_pages(tmp_path / "out", {"small": recipe}, tmp_path / "pages")
+
+
 def test_of_two_keys_that_exclude_each_other_the_later_layer_counts() -> None:
     assert isinstance(SMALL.experiment, Comparison)
     found = settings_of(SMALL.experiment, SMALL.sizes["desk"], SMALL.experiment.cells[0])

@@ -29,7 +29,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # the arena's own table, which new methods stand beside: reading it 95, who beats controls 65, pages 65
     # whether LoSAC is ahead with its rivals at their best: 4
     # points of a grid that end where the best one was at the target, which takes hours off a table's search: 46
-    "fedconcord_papers": Wing(9230, 6200),
+    # claims of 2023 to 2025, a recipe: 96
+    "fedconcord_papers": Wing(9326, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once

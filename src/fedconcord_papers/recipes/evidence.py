@@ -182,7 +182,7 @@ def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None)
     by_name: dict[str, dict[SizeName, Done]] = {name: {} for name in recipes}
     for path in (*standing(folder, recipes), *sorted(out.rglob(DONE))):
         result = read(path)
-        if result.recipe not in by_name:
+        if result.recipe not in by_name or not result.values.rows:  # a grid alone tells nothing yet
             continue
         size: SizeName = result.size  # type: ignore[assignment]
         if folder is not None and size not in JUDGED:
