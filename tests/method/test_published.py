@@ -98,6 +98,31 @@ def test_fedhybrid_is_its_authors(engine: Engine) -> None:
     close(trajectory(this, engine), want)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_correction_that_is_added_to_the_loss_as_a_number_is_none(name: str, engine: Engine) -> None:
+    """junkangLiu0's FedAdamW (618fc7f:755), FedMuon (f3972e2:1049), FedSWA (f725be9:679) and FedNSAM (c3c9e90:673) add
+    `lossh.item()` to the loss, which has no gradient: their SCAFFOLD is FedAvg. With `lossh` it is SCAFFOLD."""
+    this = job(METHODS[name]())
+    lr, x, c, own, want = this.schedule.lr, origin(this), np.zeros(D), np.zeros((N, D)), []
+    for plan, gradient in plans(this):
+        moves, changes = [], np.zeros((N, D))
+        for i, steps in zip(plan.ids, plan.steps, strict=True):
+            y = torch.tensor(x)
+            for k in range(steps):
+                p = y.clone().requires_grad_()
+                lossh = (p * torch.as_tensor(c - own[i])).sum()
+                loss = (p * torch.as_tensor(gradient(y.numpy(), int(i), k))).sum()
+                loss = loss + (lossh.item() if name == "fedavg" else lossh)
+                y = y - lr * torch.autograd.grad(loss, p)[0]
+            moves.append(y.numpy() - x)
+            changes[i] = (x - y.numpy()) / (steps * lr) - c
+        x, own, c = x + np.mean(moves, 0), own + changes, c + changes.sum(0) / N
+        want.append(x)
+    assert np.abs(c).max() > 0.1
+    close(trajectory(this, engine), want)
+
+
 @pytest.mark.parametrize("name", ["fedcm", "mofedsam"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fedcm_divides_by_the_steps_that_were_taken(name: str, engine: Engine) -> None:
