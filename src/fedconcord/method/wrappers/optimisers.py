@@ -7,7 +7,7 @@ for anything else are refused: FedNova's is a property of linear steps.
 
 Moments start anew in every round, or are kept in the client's row (`kept`, as DiLoCo's workers do): then a message
 holds nothing more, and a row as much more as the moments are large. Or they travel: clients start from the server's
-mean of what they sent, all of them (`shared`) or AdamW's second ones alone (`second`), and a message each way is as
+mean of what they sent, all of them (`shared`) or AdamW's second ones alone (`shared_second`); a message each way is as
 much longer. With `align` the server sends the mean direction of the last round too,
     D = -sum_A w_i (x_i - x) / (K_i eta) / sum_A w_i,
 and every step moves along it behind the optimiser, where it corrects nothing: the fixed points are the optimiser's own.
@@ -94,7 +94,7 @@ def adamw(
             "entry by entry the larger of the two"
         ),
     ] = "larger",
-    state: Annotated[States, about(f"{SAID}; second, so the second ones alone, as FedAdamW's")] = "reset",
+    state: Annotated[States, about(f"{SAID}; shared_second, so the second ones alone, as FedAdamW's")] = "reset",
     align: Align = 0.0,
 ) -> LocalOptimiser:
     """AdamW. Loshchilov and Hutter, ICLR 2019; torch.optim.AdamW's step."""
