@@ -746,6 +746,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/contract/optimisers.py", "(self.t, all_steps)", "(self.t, self.t)"),),
         ("tests/method/test_optimisers.py", "-k", "equations"),
     ),
+    "FedMuon: momenta are corrected by the mean of a round's clients": Mutation(
+        (Edit("method/wrappers/optimisers.py", "sender.p if is_corrected and k == 0 else sender.w", "sender.w"),),
+        ("tests/method/test_optimisers.py", "-k", "equations"),
+    ),
     "FedMuon: the direction counts clients by their steps": Mutation(
         (Edit("method/wrappers/optimisers.py", "(done.steps.clamp(min=1) * client.lr)", "(2 * client.lr)"),),
         ("tests/method/test_optimisers.py", "-k", "equations"),

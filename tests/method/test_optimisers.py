@@ -283,6 +283,38 @@ def test_fedmuon_is_its_equations() -> None:
     torch.testing.assert_close(got, x, rtol=1e-10, atol=1e-10)
 
 
+def test_fedmuon_with_corrected_momentum_is_its_equations() -> None:
+    """Takezawa et al., Algorithm 1: c_i is the momentum of the client's last round, c the mean over all; 2 of 5 a
+    round."""
+    problem, beta = curved(), 0.1
+    schedule = Schedule(0, 2, LR, lambda seed, round, client: STEPS[client], "steps", batch_size=None)
+    algorithm = with_optimiser(METHODS["fedavg"](), muon(beta, orthogonal="svd", state="corrected"), MATRICES)
+    job = Job(problem, algorithm, schedule, engine=Serial())
+    x, c, own = problem.init(0), torch.zeros(D, dtype=torch.float64), torch.zeros(N, D, dtype=torch.float64)
+    for t in range(6):
+        ends, before = [], own.clone()
+        chosen = schedule.plan(t, algorithm, problem.roster).ids
+        for i in chosen:
+            y, m = x.clone(), before[i].clone()
+            for _ in range(STEPS[i]):
+                m = beta * m + (1 - beta) * gradient_of(problem, int(i), y)
+                way = nearest_orthogonal((m - before[i] + c).view(ROWS, COLUMNS)).flatten()
+                y = y - LR * way * (ROWS / COLUMNS) ** 0.5
+            ends.append(y)
+            own[i] = m
+        x, c = sum(ends) / len(ends), c + (own - before).sum(0) / N
+    assert len({tuple(schedule.plan(t, algorithm, problem.roster).ids) for t in range(6)}) > 1
+    torch.testing.assert_close(next(iter(algorithm.models(run(job, 6).server).values())), x, rtol=1e-10, atol=1e-10)
+
+
+def test_corrected_momentum_is_exact_and_kept_momentum_is_not() -> None:
+    kept, moved = (
+        gap(METHODS["fedavg"](), muon(orthogonal="svd", state=state), lr=0.05) for state in ("kept", "corrected")
+    )
+    assert moved < 1e-4
+    assert kept > 0.05
+
+
 def test_a_direction_behind_the_optimiser_corrects_nothing() -> None:
     """Where steps shrink, FedAdamW's direction ends where AdamW without it does, far from the optimum; SCAFFOLD before
     it at the optimum."""
@@ -305,18 +337,22 @@ def test_moments_that_travel_need_messages_that_are_summed() -> None:
 
 def test_moments_that_travel_are_not_compressed() -> None:
     everyone = Population(8, torch.full((8,), 1 / 8, dtype=torch.float64))
+
+    def why(optimiser: LocalOptimiser) -> str | None:
+        sends = with_optimiser(METHODS["fedavg"](), optimiser, ((0, 1, 2),))
+        return with_uploads(sends, quantise()).refuse(everyone, 5)
+
     for optimiser in (adamw(state="shared"), adamw(align=0.5)):
-        why = with_uploads(with_optimiser(METHODS["fedavg"](), optimiser), quantise()).refuse(everyone, 5)
-        assert "are no changes" in str(why)
-    assert (
-        with_uploads(with_optimiser(METHODS["fedavg"](), adamw(state="kept")), quantise()).refuse(everyone, 5) is None
-    )
+        assert "are no changes" in str(why(optimiser))
+    for optimiser in (adamw(state="kept"), muon(state="corrected")):
+        assert why(optimiser) is None
 
 
 # -- the same on every engine, and after a resume -------------------------------------------------------------------
 
 EVERYWHERE = {"adamw": adamw(state="kept"), "muon": muon(state="kept"), "lion": lion(state="kept"), "sign": sign()}
 EVERYWHERE |= {"fedadamw": adamw(state="shared_second", align=0.5), "fedmuon": muon(state="shared", align=0.5)}
+EVERYWHERE |= {"fedmuon, corrected": muon(state="corrected")}
 
 
 PAIRS = [*product(("fedavg", "scaffold", "afedpd", "losac"), EVERYWHERE)]

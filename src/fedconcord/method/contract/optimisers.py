@@ -156,6 +156,7 @@ class Muon(NamedTuple):
     rest: float  # step size of the rest over eta
     orthogonal: Literal["newton_schulz", "svd"]
     matrices: tuple[Matrix, ...]
+    shift: Tensor | None = None  # [S, d] in what the steps are of, beside m, which is then without Nesterov's part
 
     @property
     def traits(self) -> Traits:
@@ -164,8 +165,9 @@ class Muon(NamedTuple):
     def apply(self, v: Tensor, at: At) -> Tensor:
         self.t.add_(1)
         self.m.mul_(self.betas).addcmul_(1 - self.betas, v)
-        step = corrected(self.m, _second(at), (self.t, self.t), (0.9, 0.95), 1e-10).mul_(self.rest)
-        ahead = torch.lerp(v, self.m, self.beta)
+        m = self.m if self.shift is None else self.m + self.shift
+        step = corrected(m, _second(at), (self.t, self.t), (0.9, 0.95), 1e-10).mul_(self.rest)
+        ahead = torch.lerp(v, m, self.beta) if self.shift is None else m
         for begin, rows, columns in self.matrices:
             places = slice(begin, begin + rows * columns)
             matrix = ahead[..., places].view(*v.shape[:-1], rows, columns)

@@ -16,7 +16,10 @@ FedAdamW: Liu et al., AAAI 2026 (arXiv 2510.27486), Algorithm 1: x <- x - eta (m
 m^ by the steps of the round and v^ by all: `adamw(second=oracle,state=shared_second,align=0.5)`. v travels whole, as in
 its code; the paper sends a mean by block. That code corrects m by all steps too, which makes the first ones of a round
 ten times too short, and loads v only where a gradient is left over from before.
-FedMuon: Liu et al. 2025 (arXiv 2510.27403): x <- x - eta ((1 - align) T + align D), T from the mean momentum:
+FedMuon, of Takezawa et al., ICLR 2026 (arXiv 2509.26337), Algorithm 1: T of m_i - c_i + c, c_i the momentum that client
+i ended its last round with and c their mean over all clients: `muon(state=corrected)`. T is of 0 at the optimum, so the
+steps are exact. Their server step is |A| / N.
+The other FedMuon: Liu et al. 2025 (arXiv 2510.27403): x <- x - eta ((1 - align) T + align D), T from the mean momentum:
 `muon(beta=0.98,state=shared,align=0.5)`. What is no matrix shares its moments too, which there start anew.
 """
 
@@ -59,7 +62,7 @@ from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 from fedconcord.support.parameters import BelowOne, NotNegative, Positive, about
 
-States = Literal["reset", "kept", "shared", "shared_second"]
+States = Literal["reset", "kept", "shared", "shared_second", "corrected"]
 SAID = "moments between rounds: reset, anew in every round; kept, in the client's state; shared, the clients' mean"
 State = Annotated[Literal["reset", "kept", "shared"], about(SAID)]
 Align = Annotated[BelowOne, about("share of the last round's mean direction in every step, behind the optimiser")]
@@ -94,7 +97,10 @@ def adamw(
             "entry by entry the larger of the two"
         ),
     ] = "larger",
-    state: Annotated[States, about(f"{SAID}; shared_second, so the second ones alone, as FedAdamW's")] = "reset",
+    state: Annotated[
+        Literal["reset", "kept", "shared", "shared_second"],
+        about(f"{SAID}; shared_second, so the second ones alone, as FedAdamW's"),
+    ] = "reset",
     align: Align = 0.0,
 ) -> LocalOptimiser:
     """AdamW. Loshchilov and Hutter, ICLR 2019; torch.optim.AdamW's step."""
@@ -131,7 +137,10 @@ def muon(
     orthogonal: Annotated[
         Literal["newton_schulz", "svd"], about("newton_schulz, five steps, as released; svd, exactly")
     ] = "newton_schulz",
-    state: State = "reset",
+    state: Annotated[
+        Literal["reset", "kept", "shared", "corrected"],
+        about(f"{SAID}; corrected, kept, and moved to the mean over all clients"),
+    ] = "reset",
     align: Annotated[BelowOne, about("share of the last round's mean direction in every step, as FedMuon's")] = 0.0,
 ) -> LocalOptimiser:
     """Muon: orthogonal steps of hidden weight matrices, AdamW's of the rest. Jordan et al. 2024.
@@ -188,7 +197,8 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         matrices: the hidden weight matrices of the model, as `Objective.matrices` has them.
     """
     needs, state, (weight, share) = algorithm.needs, optimiser.state, optimiser.align
-    is_kept, is_common, phases = state == "kept", state in ("shared", "shared_second") or share > 0, algorithm.phases
+    is_corrected, is_shared, phases = state == "corrected", state in ("shared", "shared_second"), algorithm.phases
+    is_kept, is_common = state == "kept" or is_corrected, is_shared or is_corrected or share > 0
 
     def zero(x: Tensor) -> tuple[Piece, ...]:
         return optimiser.pieces(x, matrices)
@@ -198,7 +208,7 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         pieces = zero(local.x)
         if is_kept:
             pieces = _with_moments(pieces, row.moments)
-        elif is_common:
+        if is_common:
             pieces = _from_common(pieces, state, down.common)
         if share > 0:
             pieces = *pieces, Aligned(weight, share * down.common[-1])
@@ -213,19 +223,24 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
             new = new._replace(moments=_moments(ended))
         if is_common:
             way = ((model_of(down) - done.x) / (done.steps.clamp(min=1) * client.lr),) if share > 0 else ()
-            up = Common(up, (*_in_common(ended, state), *way))
+            mine = _in_common(ended, state)
+            if is_corrected:
+                mine = (mine[0] - _in_common(_with_moments(zero(done.x), row.moments), state)[0],)
+            up = Common(up, (*mine, *way))
         return up, new
 
     def contribute(up: Common, sender: Sender, cohort: Cohort) -> Common:
-        return Common(
-            algorithm.contribute(up.inner, sender, cohort), (*(sender.w * one for one in up.common), sender.w)
-        )
+        weights = [sender.p if is_corrected and k == 0 else sender.w for k in range(len(up.common))]
+        parts = (w * one for w, one in zip(weights, up.common, strict=True))
+        return Common(algorithm.contribute(up.inner, sender, cohort), (*parts, sender.w))
 
     def update(server: Common, total: Common, cohort: Cohort) -> Tree:
         *sums, w = total.common
         both = zip(sums, server.common, strict=True)
-        means = tuple(torch.where(w > 0, new / w.clamp(min=torch.finfo(w.dtype).tiny), old) for new, old in both)
-        return lifted.update(server, total.inner, cohort)._replace(common=means)
+        news = [torch.where(w > 0, new / w.clamp(min=torch.finfo(w.dtype).tiny), old) for new, old in both]
+        if is_corrected:
+            news[0] = server.common[0] + sums[0]
+        return lifted.update(server, total.inner, cohort)._replace(common=tuple(news))
 
     def refuse(population: Population, cohort: int) -> str | None:
         if needs.normaliser and not needs.mean_gradient:
@@ -257,7 +272,9 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         update=update if is_common else lifted.update,
         refuse=refuse,
         needs=needs._replace(normaliser=needs.normaliser and not needs.mean_gradient, lr=needs.lr or share > 0),
-        step=lifted.step._replace(optimiser=optimiser.identity.name or "an optimiser of its own", moments=is_common),
+        step=lifted.step._replace(
+            optimiser=optimiser.identity.name or "an optimiser of its own", moments=is_shared or share > 0
+        ),
     )
 
 
@@ -265,6 +282,8 @@ def _in_common(pieces: tuple[Piece, ...], state: States) -> tuple[Tensor, ...]:
     """Of pieces as they are, what travels; of AdamW's second moments the steps that they saw."""
     if state == "shared":
         return _moments(pieces)
+    if state == "corrected":
+        return tuple(one.m for one in pieces if isinstance(one, Muon))
     if state != "shared_second":
         return ()
     steps = (one.t if one.before is None else one.before + one.t for one in pieces if isinstance(one, AdamW))
@@ -272,9 +291,11 @@ def _in_common(pieces: tuple[Piece, ...], state: States) -> tuple[Tensor, ...]:
 
 
 def _from_common(pieces: tuple[Piece, ...], state: States, common: tuple[Tensor, ...]) -> tuple[Piece, ...]:
-    """The pieces of 0 with what travelled."""
+    """The pieces as the client has them with what travelled."""
     if state == "shared":
         return _with_moments(pieces, common)
+    if state == "corrected":
+        return tuple(one._replace(shift=common[0] - one.m) if isinstance(one, Muon) else one for one in pieces)
     if state != "shared_second":
         return pieces
     rest, names = iter(common), {SecondMoment: "v", DirectionMoment: "v", AdamW: "before"}
