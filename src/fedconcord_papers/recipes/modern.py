@@ -12,9 +12,9 @@ from fedconcord_papers.recipes.measures import final
 from fedconcord_papers.recipes.recipe import Cell, Claim, Comparison, Entry, Headline, Recipe, Size
 
 ACCURACY = final(window=3)
-PLAIN = {"local.lr": (0.1, 0.03, 0.3)}
+PLAIN = {"local.lr": (0.1, 0.03, 0.3, 1.0)}
 ADAM = {"local.lr": (0.001, 0.0003, 0.003)}
-MUON = {"local.lr": (0.02, 0.005, 0.05)}
+MUON = {"local.lr": (0.02, 0.005, 0.05, 0.002, 0.1)}
 SHARED = "adamw(second=oracle,state=shared_second,align=0.5)"
 FALLING = "local.step_schedule=linear({},floor=0.1)"  # from eta to a tenth of it within a round
 STEPS = 20
@@ -44,7 +44,7 @@ MODERN = Recipe(
             "local.steps": STEPS,
             "local.batch_size": 50,
             "local.lr_decay": 0.998,
-            "rounds": 100,
+            "rounds": 60,
             "eval.every": 5,
             "eval.train_samples": 1000,
         },
@@ -86,7 +86,7 @@ MODERN = Recipe(
     },
     ours=True,
     silent="The papers compare ResNets and transformers on CIFAR-100, and LeNet-5 too, in 300 rounds of 50 steps; the "
-    "experiment is ours, with 100 rounds of 20, and of their code it has 100 clients of Dirichlet 0.1, 10 a round, "
+    "experiment is ours, with 60 rounds of 20, and of their code it has 100 clients of Dirichlet 0.1, 10 a round, "
     "batches of 50 and step sizes times 0.998 a round. "
     "FedSWA is FedAvg whose steps fall to a tenth within a round, and whose server step may be 1.5; its released code "
     "averages as FedAvg does, and its steps fall to 0 from twice the step size. FedAdamW's second moments travel "
