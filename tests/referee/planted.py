@@ -91,6 +91,8 @@ ELSEWHERE = {  # errors in methods' folders that the referee has no name for or 
             "proto:": "of features by class, which no problem here has",
             "fedasync:": "of replies without rounds",
             "ca2fl:": "of a method that the referee does not know",
+            "shared moments:": "of moments that travel, and the referee judges optimisers without them",
+            "FedMuon:": "of moments that travel, and the referee judges optimisers without them",
         }.items()
         if name.startswith(start)
     },
