@@ -315,6 +315,17 @@ def test_corrected_momentum_is_exact_and_kept_momentum_is_not() -> None:
     assert kept > 0.05
 
 
+def test_a_correction_of_momentum_moves_no_entry_further_than_a_step() -> None:
+    """What is no matrix, with hardly a gradient beside the correction: AdamW's root alone would let it go far."""
+    bowl = Bowl(1)
+    bowl.curvature = torch.full_like(bowl.curvature, 1e-7)
+    *moments, last = muon(rest=1.0, state="corrected").pieces(vectors(D), ((0, 2, 2),))
+    pieces = (*moments, last._replace(shift=vectors(D, seed=4)))
+    x = walk(Chain(vectors(D, seed=2), pieces, Fixed(0.1)), bowl, np.array([3])).x  # type: ignore[arg-type]
+    moved = (x[0] - vectors(D, seed=2))[4:]
+    torch.testing.assert_close(moved, -0.3 * vectors(D, seed=4)[4:].sign(), rtol=1e-6, atol=1e-6)
+
+
 def test_a_direction_behind_the_optimiser_corrects_nothing() -> None:
     """Where steps shrink, FedAdamW's direction ends where AdamW without it does, far from the optimum; SCAFFOLD before
     it at the optimum."""

@@ -58,7 +58,11 @@ MODERN = Recipe(
             Entry("DiLoCo", "fedavg(server=nesterov(beta=0.9,lr=0.7),local.optimiser=adamw(state=kept))", ADAM),
             Entry("Local Muon", "fedavg(local.optimiser=muon)", MUON),
             Entry("FedMuon", "fedavg(local.optimiser=muon(beta=0.98,state=shared,align=0.5))", MUON),
-            Entry("FedMuon, corrected", "fedavg(local.optimiser=muon(state=corrected))", MUON),
+            Entry(
+                "FedMuon, corrected",
+                "fedavg(local.optimiser=muon(state=corrected))",
+                {**MUON, "server_lr": (1.0, 0.1)},
+            ),
             Entry("SCAFFOLD, Muon", "scaffold(local.optimiser=muon)", MUON),
         ),
         tuple(CELLS.values()),
@@ -90,8 +94,9 @@ MODERN = Recipe(
     "batches of 50 and step sizes times 0.998 a round. "
     "FedSWA is FedAvg whose steps fall to a tenth within a round, and whose server step may be 1.5; its released code "
     "averages as FedAvg does, and its steps fall to 0 from twice the step size. FedAdamW's second moments travel "
-    "whole, where the paper sends means by block. DiLoCo's workers are all clients there, a tenth a round here. Claims "
-    "6 to 8 are ours.",
+    "whole, where the paper sends means by block. DiLoCo's workers are all clients there, a tenth a round here. "
+    "FedMuon, corrected, is Takezawa et al.'s (2509.26337), whose server step is |A| / N = 0.1; the other is Liu et "
+    "al.'s (2510.27403). Claims 6 to 8 are ours.",
     headline=Headline(ACCURACY.name, "fmnist_dir01", ("FedAvg", "SCAFFOLD", "FedAdamW", "SCAFFOLD, AdamW", "FedMuon")),
 )
 

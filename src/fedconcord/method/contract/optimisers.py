@@ -166,7 +166,10 @@ class Muon(NamedTuple):
         self.t.add_(1)
         self.m.mul_(self.betas).addcmul_(1 - self.betas, v)
         m = self.m if self.shift is None else self.m + self.shift
-        step = corrected(m, _second(at), (self.t, self.t), (0.9, 0.95), 1e-10).mul_(self.rest)
+        step = corrected(m, _second(at), (self.t, self.t), (0.9, 0.95), 1e-10)
+        if self.shift is not None:  # where gradients are far smaller than the shift, v knows nothing of it
+            step.clamp_(-1, 1)
+        step.mul_(self.rest)
         ahead = torch.lerp(v, m, self.beta) if self.shift is None else m
         for begin, rows, columns in self.matrices:
             places = slice(begin, begin + rows * columns)
