@@ -261,12 +261,12 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
         for k, values in enumerate(points_of(entry))
     }
     results: dict[str, tuple[float, ...]] = {}
-    by_name = {entry.name: [label for label, (one, _) in points.items() if one.name == entry.name] for entry in unknown}
+    lists = [[label for label, (one, _) in points.items() if one.name == entry.name] for entry in unknown]
+    peers = {label: labels for labels in lists for label in labels}  # all points of its method
 
     def keep(run: Run) -> None:
         results[run.head.label] = scores(experiment, run)
-        entry, _ = points[run.head.label]
-        labels = by_name[entry.name]
+        entry, labels = points[run.head.label][0], peers[run.head.label]
         if results.keys() >= {*labels}:
             values = points[max(labels, key=lambda label: results[label])][1]
             method = text_of(entry, values, entry.name)
@@ -279,13 +279,11 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
     methods = {label: text_of(entry, values, label) for label, (entry, values) in points.items()}
     settings |= size.search or {}
     at_once = request.jobs if settings.get("eval.stop_at_target") else len(points)
-    for wave in waves(by_name.values(), at_once):
-        rivals = {label: by_name[points[label][0].name] for label in wave}
+    folder = request.out / cell.name / "search"
+    for wave in waves(lists, at_once):
         most = {
-            (label, SEARCH_SEED): rounds_left([results[one] for one in rivals[label] if one in results])
-            for label in wave
+            (label, SEARCH_SEED): rounds_left(results[one] for one in peers[label] if one in results) for label in wave
         }
-        folder = request.out / cell.name / "search"
         yield from _runs(folder, settings, list(methods.values()), [SEARCH_SEED], request.jobs, most)
 
 

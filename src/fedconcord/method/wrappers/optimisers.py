@@ -99,7 +99,7 @@ def adamw(
     ] = "larger",
     state: Annotated[
         Literal["reset", "kept", "shared", "shared_second"],
-        about(f"{SAID}; shared_second, so the second ones alone, as FedAdamW's"),
+        about(f"{SAID}, of both; shared_second, of the second ones alone, as in FedAdamW"),
     ] = "reset",
     align: Align = 0.0,
 ) -> LocalOptimiser:
@@ -139,7 +139,7 @@ def muon(
     ] = "newton_schulz",
     state: Annotated[
         Literal["reset", "kept", "shared", "corrected"],
-        about(f"{SAID}; corrected, kept, and moved to the mean over all clients"),
+        about(f"{SAID}; corrected, kept and moved to their mean over all clients"),
     ] = "reset",
     align: Annotated[BelowOne, about("share of the last round's mean direction in every step, as FedMuon's")] = 0.0,
 ) -> LocalOptimiser:

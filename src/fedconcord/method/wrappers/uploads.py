@@ -196,7 +196,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         if is_packed(first):
             return "the method compresses its own uploads; leave upload at none"
         if algorithm.step.moments:
-            return "moments that clients share are no changes, and coarse ones make steps of any length; use state=kept"
+            return "moments that clients share are no changes; leave upload at none, or use state=kept without align"
         if any(bool(v.any()) for v in _vectors(first, 2)):
             return (
                 "compressed uploads need a method whose clients send changes, and this one sends whole models, whose "
