@@ -473,7 +473,8 @@ def test_noise_composes_over_runs(lifetime: Any, tmp_path: Path) -> None:
     if lifetime == "none":
         assert len(noisy) == 40
         assert spent > 4
-        assert float(torch.stack(noisy).mean(0).std()) < 0.3 * float(noisy[0].std())
+        rows = torch.stack(noisy)  # of 40 answers the noise of the mean is 0.16 of one's, and drawn anew each time
+        assert float(rows.mean(0).std()) < 0.4 * float(rows.std(0).mean())
         return
     assert spent <= lifetime
     assert 2 <= len(noisy) < 20
