@@ -344,6 +344,14 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/wrappers/tables.py", "row.table.mean(-2)", "-row.table.mean(-2)"),),
         (ENGINES, "-k", "one_block"),
     ),
+    "lesam: descends in place of climbing": Mutation(
+        (Edit("method/wrappers/perturbed.py", "row.last - model_of(down)", "model_of(down) - row.last"),),
+        ("tests/method/test_published.py", "-k", "fedlesam"),
+    ),
+    "lesam: the first model stays the last one": Mutation(
+        (Edit("method/wrappers/perturbed.py", "model_of(down).expand_as(row.last)", "row.last"),),
+        ("tests/method/test_published.py", "-k", "fedlesam"),
+    ),
     "checkpoint: server's control variate forgotten": Mutation(
         (
             Edit(

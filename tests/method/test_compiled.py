@@ -34,6 +34,7 @@ from fedconcord.method.step.compiled import formulas, loading
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.ditto import with_ditto
 from fedconcord.method.wrappers.optimisers import OPTIMISERS, with_optimiser
+from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.support.errors import UserError
 from table import TABLE, make
 from tiers import tiers
@@ -115,6 +116,8 @@ NESTED = {
     "mixtures as they are": beginning("feddyn", Beside(0.0, 0.05, DENSE, 0.1 + DENSE, torch.full((1,), 0.5).double())),
     "ahead of control variates": beginning("scaffold", Look(0.05)),
     "ahead, with a dual that moves": beginning("fedadmm_inexact", Look(0.05)),
+    "estimated ascent": with_estimated_ascent(make("scaffold"), 0.3),
+    "ditto on an estimated ascent": with_ditto(with_estimated_ascent(make("feddyn"), 0.3), 0.5),
     "nested in a pull and a dual": beginning("feddyn", Moreau(1.0, 1, 0.3, DENSE)),
     "nested without a pull": beginning("fedavg", Moreau(0.0, 2, 0.3, DENSE)),
 }
@@ -153,10 +156,11 @@ OPTIMISED = {
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISED)
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "afedpd", "fedvra"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "afedpd", "fedvra", "lesam"])
 def test_local_optimisers_are_as_serial_has_them(name: str, optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind pulls, constants and coupled decay; with means of gradients; moments reset and kept."""
-    method = with_optimiser(make(name), OPTIMISED[optimiser])
+    inner = with_estimated_ascent(make("scaffold"), 0.3) if name == "lesam" else make(name)
+    method = with_optimiser(inner, OPTIMISED[optimiser])
     job = Job(small("dense"), method, replace(SCHEDULE, lr=0.01), Solver(weight_decay=0.01), Serial())
     reference = run(job, 4)
     monkeypatch.delattr(step, "walk")

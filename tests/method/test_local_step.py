@@ -30,6 +30,7 @@ from fedconcord.method.contract.pieces import (
     Limit,
     Momentum,
     Newton,
+    Perturbed,
     Piece,
     Pull,
     Scale,
@@ -142,6 +143,12 @@ ROWS = {
     "a regulariser": Row((Constant(vectors(D)),), "FR", prox=l1(0.1).prox),
     "a tolerance": Row((Decay(0.1), PULL), "", tolerance=1e-3),
     "ascent": Row((Ascent(0.1),), "FCR"),
+    "perturbed": Row((Perturbed(vectors(5, D)),), "FCR"),
+    "perturbed, one for all": Row((Perturbed(vectors(D)), Snapshot(vectors(D)), Scale(0.7), PULL), "FCR"),
+    "perturbed, clipped, at a rule's sizes": Row((Perturbed(vectors(5, D)), Clip(0.2)), "CR", "delta"),
+    "perturbed, beside, mixed": Row(
+        (Perturbed(vectors(5, D)), Beside(0.5, 0.1, vectors(D), vectors(5, D), vectors(5, 1).sigmoid(), 0.1)), "CR"
+    ),
     "adamw": Row((*adamw().pieces(vectors(D), ()), PULL), ""),
     "adamw, later and with another move": Row((*later(adamw()), PULL, Aligned(0.7, vectors(D))), ""),
     "signs": Row((*sign().pieces(ZEROS, ()), PULL), ""),

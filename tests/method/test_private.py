@@ -28,6 +28,7 @@ from fedconcord.method.contract import Algorithm, Oracle
 from fedconcord.method.contract.flat import Layout
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.optimisers import OPTIMISERS, with_optimiser
+from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.study.statistics.summary import summarise
 from fedconcord.support.errors import UserError
 from table import TABLE, make
@@ -257,6 +258,23 @@ def test_one_client_is_trained_as_if_all_were_shared(oracle: Any, engine: Engine
     state = run(Job(PrivateParts(whole, D, 1), fedavg(), schedule, solver, engine), 3)
     u = torch.cat([state.server.x, state.store.gather(np.array([0])).private[0]])
     torch.testing.assert_close(u, both.server.x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked()], ids=["serial", "stacked"])
+def test_the_ascent_of_models_that_were_received_leaves_private_parts(engine: Engine) -> None:
+    """FedLESAM's point is [x + e | y], of which both parts have their gradients; the first round has none."""
+    this = replace(job(with_estimated_ascent(fedavg(), 0.3), engine, 1), solver=Solver(weight_decay=0.1))
+    problem, lr = bowls(), this.schedule.lr
+    h, slope = problem.H_mean, problem.b_mean
+    x, y, last = problem.x0[:D], problem.x0[D:].expand(N, -1), problem.x0[:D]
+    for _ in range(4):
+        back, here = last - x, torch.cat([x.expand(N, -1), y], 1)
+        e = torch.nn.functional.pad(0.3 * back / (back.norm() + 1e-7), (0, E))
+        u = here - lr * (torch.einsum("nij,nj->ni", h, here + e) - slope + 0.1 * here)
+        x, y, last = u[:, :D].mean(0), u[:, D:], x
+    state = run(this, 4)
+    torch.testing.assert_close(state.server.x, x, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state.store.gather(np.arange(N)).private, y, rtol=1e-12, atol=1e-12)
 
 
 def test_lbfgs_takes_both_parts() -> None:

@@ -18,6 +18,7 @@ from fedconcord.method.contract import Algorithm, Plan
 from fedconcord.method.step.assignment import curvature
 from fedconcord.method.step.sizes import ByStep
 from fedconcord.method.step.solver import Solver, refuse
+from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.support.errors import UserError
 from table import batches_of
@@ -121,6 +122,54 @@ def test_a_correction_that_is_added_to_the_loss_as_a_number_is_none(name: str, e
         want.append(x)
     assert np.abs(c).max() > 0.1
     close(trajectory(this, engine), want)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedlesam_climbs_along_what_a_client_missed(name: str, engine: Engine) -> None:
+    """FedLESAM, -S and -D: gradients at y + radius (x^s - x^t) / ||x^s - x^t||, s the client's last round."""
+    radius, alpha = 0.3, 0.4
+    method = METHODS[name](alpha=alpha) if name == "feddyn" else METHODS[name]()
+    this = job(with_estimated_ascent(method, radius))
+    lr, x, want, lengths = this.schedule.lr, origin(this), [], []
+    last, c, own = np.tile(x, (N, 1)), np.zeros(D), np.zeros((N, D))
+    for plan, gradient in plans(this):
+        models, changes = [], np.zeros((N, D))
+        for i, steps in zip(plan.ids, plan.steps, strict=True):
+            back, y = last[i] - x, x
+            e = radius * back / (np.linalg.norm(back) + 1e-7)
+            for k in range(steps):
+                g = gradient(y + e, int(i), k)
+                y = y - lr * (g + alpha * (own[i] + y - x) if name == "feddyn" else g + c - own[i])
+            models.append(y)
+            last[i] = x
+            changes[i] = y - x if name == "feddyn" else (x - y) / (steps * lr) - c
+            lengths.append(np.linalg.norm(e))
+        x = np.mean(models, 0)
+        if name != "fedavg":
+            own, c = own + changes, c + changes.sum(0) / N
+        if name == "feddyn":
+            x, c = x + own.mean(0), np.zeros(D)
+        want.append(x)
+    assert lengths.count(0.0) == COHORT  # of round 0
+    assert max(lengths) == pytest.approx(radius, rel=1e-5)
+    close(trajectory(this, engine), want)
+
+
+def test_the_released_fedlesam_climbs_by_one_number_a_tensor() -> None:
+    """MediaBrain-SJTU/FedLESAM (d6663cc, optimizer/LESAM.py:26-51) indexes a flat vector by the number of a tensor."""
+    draw, sizes, radius = np.random.default_rng(0), (20, 4, 12, 3), 0.1
+
+    def perturbations(flat: torch.Tensor) -> list[torch.Tensor]:
+        norm = sum(flat[k].norm(p=2) for k in range(len(sizes)))
+        return [torch.zeros(n) - flat[k] * radius / (norm + 1e-7) for k, n in enumerate(sizes)]
+
+    move = torch.as_tensor(draw.standard_normal(sum(sizes)))
+    other = torch.cat([move[: len(sizes)], torch.as_tensor(draw.standard_normal(sum(sizes) - len(sizes)))])
+    for one, two in zip(perturbations(move), perturbations(other), strict=True):
+        assert one.unique().numel() == 1
+        assert torch.equal(one, two)
+    assert torch.cat(perturbations(move)).norm() > 1.2 * radius
 
 
 @pytest.mark.parametrize("name", ["fedcm", "mofedsam"])

@@ -78,6 +78,8 @@ ELSEWHERE = {  # errors in methods' folders that the referee has no name for or 
     "auto: no step is too long": "of the local rule of step sizes, which no step here is long enough for",
     "fedprox as fedvra: N over S, rounded": "of a table of parameters, not of a method",
     "saga: the table's mean against the method's own constant": "of an oracle on blocks, which are drawn at random",
+    "lesam: descends in place of climbing": "of an oracle, which is a setting of every method",
+    "lesam: the first model stays the last one": "of an oracle, which is a setting of every method",
     "fedex: weights taken to sum to 1": "of low-rank factors, which no problem here has",
     "flora: clients taken to begin with all ranks": "of low-rank factors, which no problem here has",
     **{

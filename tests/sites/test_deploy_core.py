@@ -218,6 +218,7 @@ def test_every_method_computes_at_sites_what_serial_computes(name: str, files: P
 VARIANTS: dict[str, dict[str, Any]] = {
     "loss": {"sampling": "power_of_choice(3)", "rounds": 3},
     "saga": {"local": {"oracle": "saga(3)"}},
+    "lesam": {"local": {"oracle": "lesam(0.3)"}},
     "l1": {"regulariser": "l1(0.01)"},
     "uploads": {"upload": "quantise(8)"},
     "server": {"server": "momentum(0.9)"},

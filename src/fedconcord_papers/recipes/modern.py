@@ -12,7 +12,10 @@ from fedconcord_papers.recipes.measures import final
 from fedconcord_papers.recipes.recipe import Cell, Claim, Comparison, Entry, Headline, Recipe, Size
 
 ACCURACY = final(window=3)
-PLAIN = {"local.lr": (0.1, 0.03, 0.3, 1.0)}
+PLAIN = {"local.lr": (0.1, 0.03, 0.3, 0.01, 1.0)}
+SHARP = {"local.lr": (0.1, 0.03, 0.3)}
+RADII = (0.1, 0.03, 0.3)
+LESAM = {**SHARP, "local.oracle": tuple(f"lesam({radius})" for radius in RADII)}
 ADAM = {"local.lr": (0.001, 0.0003, 0.003)}
 MUON = {"local.lr": (0.02, 0.005, 0.05, 0.002, 0.1)}
 SHARED = "adamw(second=oracle,state=shared_second,align=0.5)"
@@ -32,8 +35,8 @@ def ends_above(who: str, *others: str) -> Claim:
 MODERN = Recipe(
     name="modern",
     id="N1",
-    source="Papers of 2023 to 2025, FedAdamW, FedMuon, FedSWA, DiLoCo",
-    claim="FedAdamW, FedMuon, FedSWA and DiLoCo are each ahead of what they improve on, and of SCAFFOLD",
+    source="Papers of 2023 to 2025, FedAdamW, FedMuon, FedSWA, DiLoCo, FedLESAM",
+    claim="FedAdamW, FedMuon, FedSWA, DiLoCo and FedLESAM are each ahead of what they improve on, and of SCAFFOLD",
     experiment=Comparison(
         {
             "validation": "none",
@@ -64,6 +67,9 @@ MODERN = Recipe(
                 {**MUON, "server_lr": (1.0, 0.1)},
             ),
             Entry("SCAFFOLD, Muon", "scaffold(local.optimiser=muon)", MUON),
+            Entry("FedSAM", "fedsam", {**SHARP, "radius": RADII}),
+            Entry("FedLESAM", "fedavg", LESAM),
+            Entry("FedLESAM-S", "scaffold", LESAM),
         ),
         tuple(CELLS.values()),
         (ACCURACY,),
@@ -77,6 +83,8 @@ MODERN = Recipe(
         ends_above("SCAFFOLD", "FedAvg"),
         ends_above("SCAFFOLD, AdamW", "Local AdamW", "FedAdamW"),
         ends_above("SCAFFOLD, Muon", "Local Muon", "FedMuon"),
+        ends_above("FedLESAM", "FedAvg", "FedSAM"),
+        ends_above("FedLESAM-S", "SCAFFOLD", "FedSAM"),
     ),
     sizes={
         "quick": Size(

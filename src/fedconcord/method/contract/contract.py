@@ -157,9 +157,9 @@ class Done(NamedTuple):
 class Oracle(NamedTuple):
     """Which gradient of f_i a local step uses."""
 
-    kind: Literal["minibatch", "full", "sam", "svrg", "saga"] = "minibatch"  # svrg: g(x) - g(x^t) + grad f_i(x^t)
+    kind: Literal["minibatch", "full", "sam", "lesam", "svrg", "saga"] = "minibatch"
     radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
-    blocks: int = 0  # saga: M blocks a client; the engines do not see it (`wrappers.tables`)
+    blocks: int = 0  # saga: M blocks a client
 
 
 class Rule(NamedTuple):

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Place(IntEnum):
@@ -139,6 +140,25 @@ class Ascent(NamedTuple):
 
     def unit(self, zero: Tensor) -> None:
         return None
+
+
+class Perturbed(NamedTuple):
+    """The gradient at x + shift, which is fixed for the round: the only one of a step (FedLESAM)."""
+
+    shift: Tensor  # [S, d]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.ASCENT)
+
+    def apply(self, g: Tensor, at: At) -> Tensor:
+        return g
+
+    def unit(self, zero: Tensor) -> None:
+        return None
+
+    def wide(self, e: int) -> Perturbed:
+        return Perturbed(pad(self.shift, (0, e)))
 
 
 class Snapshot(NamedTuple):

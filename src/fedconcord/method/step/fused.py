@@ -9,12 +9,23 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Accumulate
-from fedconcord.method.contract.pieces import Ascent, Constant, Decay, Dual, Momentum, Pull, Scale, Snapshot, ascent
+from fedconcord.method.contract.pieces import (
+    Ascent,
+    Constant,
+    Decay,
+    Dual,
+    Momentum,
+    Perturbed,
+    Pull,
+    Scale,
+    Snapshot,
+    ascent,
+)
 from fedconcord.method.step.samples import Batches, Samples, pick
 from fedconcord.method.step.sizes import Delta, Dog, Fixed, Ruled, length
 from fedconcord.method.step.walk import Chain, Source, Walked, rows_of, with_own_state
 
-KNOWN = {Ascent, Snapshot, Scale, Decay, Constant, Dual, Momentum, Pull}
+KNOWN = {Ascent, Perturbed, Snapshot, Scale, Decay, Constant, Dual, Momentum, Pull}
 
 
 def fused(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
@@ -59,7 +70,8 @@ def _fused(accumulate: Accumulate, chain: Chain, batches: Samples, steps: np.nda
     kappa = 1.0 if (scale := chain.the(Scale)) is None else float(scale.kappa)
     snapshot = None if (reference := chain.the(Snapshot)) is None else reference.z.expand(len(x), -1)
     sam = chain.the(Ascent)
-    above = None if sam is None else torch.empty_like(x)
+    shift = None if (there := chain.the(Perturbed)) is None else there.shift.expand_as(x)
+    above = None if sam is None and shift is None else torch.empty_like(x)
     whole = None
     if isinstance(size, Ruled):
         whole = _Whole(size, torch.empty_like(x), constant, rho + weight_decay)
@@ -68,7 +80,9 @@ def _fused(accumulate: Accumulate, chain: Chain, batches: Samples, steps: np.nda
         here = slice(0, m)
         xs, (samples, weight) = x[here], batches.step(here, k)
         at = xs
-        if above is not None:
+        if above is not None and shift is not None:
+            at = torch.add(xs, shift[here], out=above[here])
+        elif above is not None:
             accumulate(above[here], 0.0, 1.0, xs, samples, weight)
             at = ascent(xs, above[here], sam.radius, out=above[here])
         eta = size.at(k) if isinstance(size, Fixed) else 1.0

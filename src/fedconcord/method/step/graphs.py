@@ -25,6 +25,7 @@ from fedconcord.method.contract.pieces import (
     Dual,
     Limit,
     Momentum,
+    Perturbed,
     Pull,
     Scale,
     Snapshot,
@@ -96,7 +97,7 @@ class Graphs:
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, graph.result)
 
 
-KNOWN = {Ascent, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit, Look, Moreau, Beside}
+KNOWN = {Ascent, Perturbed, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit, Look, Moreau, Beside}
 
 
 def replay_or_take(

@@ -66,6 +66,14 @@ def sam(radius: Annotated[float, Field(gt=0, description="length of the ascent s
     return Oracle("sam", radius)
 
 
+def lesam(radius: Annotated[float, Field(gt=0, description="length of the ascent step")] = 0.1) -> Oracle:
+    """The gradient at x + radius * (x^s - x^t) / ||x^s - x^t||, s the client's last round before t: one a step.
+
+    FedLESAM, Fan et al., ICML 2024. The client keeps x^s.
+    """
+    return Oracle("lesam", radius)
+
+
 def svrg() -> Oracle:
     """g(x) - g(x^t) + grad f_i(x^t), on the step's mini-batch: two gradients a step and a full one a round.
 
@@ -84,7 +92,7 @@ def saga(
     return Oracle("saga", blocks=blocks)
 
 
-ORACLES: dict[str, Callable[..., Oracle]] = by_name(minibatch, full, sam, svrg, saga)
+ORACLES: dict[str, Callable[..., Oracle]] = by_name(minibatch, full, sam, lesam, svrg, saga)
 """Gradients of a local step by name."""
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract.objective import Rows
-from fedconcord.method.contract.pieces import At, HasAfter, HasPotential, HasUnit, Piece, Scale
+from fedconcord.method.contract.pieces import At, HasAfter, HasPotential, HasUnit, Perturbed, Piece, Scale
 from fedconcord.method.contract.wide import on_shared
 from fedconcord.method.step.sizes import Fixed, Recorded, Ruled, StepSize
 
@@ -100,7 +100,8 @@ def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
         at_x = x[here]
         gradient, block = source.step(k, active, here)
         at = At(at_x, gradient, block, k, now)
-        v = chain.apply(now, gradient(at_x), at)
+        point = next((at_x + piece.shift for piece in now if isinstance(piece, Perturbed)), at_x)
+        v = chain.apply(now, gradient(point), at)
         eta = sized.size(v, at)
         if isinstance(eta, Tensor):
             at_x.addcmul_(v, eta, value=-1)

@@ -103,8 +103,8 @@ def with_privacy(
     def noisy(server: Tree, now: Cohort, total: Tree | None) -> Tree:
         """A round's sum of whole numbers, or none, with its noise: as one message, whose map is that of all."""
         assert now.discrete is not None
-        drawn, x = _noise(form(), now.dim, now.discrete), model_of(server)
-        up = grid.numbers(drawn if total is None else tree_map(torch.add, total, drawn), x.dtype)
+        added, x = _noise(form(), now.dim, now.discrete), model_of(server)
+        up = grid.numbers(added if total is None else tree_map(torch.add, total, added), x.dtype)
         one = x.new_ones(())
         sender = Sender(torch.zeros_like(one, dtype=torch.int64), one, one, one, one, now.lr)
         return algorithm.contribute(up, public(sender, now.n), expected(now))

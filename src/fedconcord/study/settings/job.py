@@ -26,6 +26,7 @@ from fedconcord.method.wrappers.factors import FactorRule, with_factors
 from fedconcord.method.wrappers.hostile import chosen, with_hostile
 from fedconcord.method.wrappers.late import with_late_replies
 from fedconcord.method.wrappers.optimisers import with_optimiser
+from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.method.wrappers.robust import Rule, with_aggregate
 from fedconcord.method.wrappers.server import with_server
 from fedconcord.method.wrappers.tables import with_table
@@ -76,6 +77,8 @@ def build(config: Config) -> Job:
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
+    if oracle.kind == "lesam":
+        algorithm, oracle = with_estimated_ascent(algorithm, oracle.radius), Oracle()
     if algorithm.step.size is not None and local.lr is not None:
         raise UserError(
             f"{config.label}: the method finds its own step sizes, given local.lr {grammar.text(local.lr)}; leave it "

@@ -19,6 +19,7 @@ from fedconcord.method.contract.pieces import (
     Decay,
     Dual,
     Momentum,
+    Perturbed,
     Pull,
     Scale,
     Snapshot,
@@ -74,8 +75,8 @@ def check(objective: Objective, assignment: Assignment) -> None:
         )
 
 
-KNOWN = {Ascent, Look, Moreau, Snapshot, Clip, Table, Beside, Scale, Decay, Constant, Dual, Momentum, Pull}
-TURNED = {MeanGradient, SecondMoment, DirectionMoment, AdamW, Lion, Sign, Scale, Decay, Constant, Pull}
+KNOWN = {Ascent, Perturbed, Look, Moreau, Snapshot, Clip, Table, Beside, Scale, Decay, Constant, Dual, Momentum, Pull}
+TURNED = {Perturbed, MeanGradient, SecondMoment, DirectionMoment, AdamW, Lion, Sign, Scale, Decay, Constant, Pull}
 COLUMNS: dict[type, tuple[str, ...]] = {  # a rule's state in the order of `moves`
     Delta: ("now", "ratio", "moved", "limit", "curvature"),
     Dog: ("now", "reach", "first", "squares"),
@@ -145,7 +146,7 @@ def _knows(chain: Chain) -> bool:
     beside = chain.the(Beside)
     turns = any(isinstance(piece, AdamW | Lion | Sign) for piece in chain.pieces)
     adamw, seconds = chain.the(AdamW), (chain.the(SecondMoment), chain.the(DirectionMoment))
-    points = [piece for piece in chain.pieces if isinstance(piece, Ascent | Look | Moreau)]
+    points = [piece for piece in chain.pieces if isinstance(piece, Ascent | Perturbed | Look | Moreau)]
     return (
         (chain.is_of(KNOWN) or (turns and chain.is_of(TURNED) and isinstance(chain.size, Fixed)))
         and all(one is None or (adamw is not None and one.beta == adamw.beta2) for one in seconds)
@@ -207,6 +208,7 @@ def _further(the: Mapping[type, Any], d: int, kind: type[np.generic]) -> dict[st
         "inner": moreau.steps if moreau else 1 if look else 0,
         "inner_eta": kind(moreau.a if moreau else look.a if look else 0.0),
         "lam": kind(moreau.lam if moreau else 0.0),
+        "shift": _array(the[Perturbed].shift if Perturbed in the else None, 2, kind),
         "nested": bool(moreau),
     }
 

@@ -77,6 +77,7 @@ class Further(NamedTuple):
     inner: int  # steps of the point from x on the same samples; 0: SAM's ascent, or none
     inner_eta: float
     lam: float  # how strongly these pull the point to x
+    shift: np.ndarray  # [S or 1, d] from x to the point, where it is fixed
     nested: bool  # lam (x - point) is used in place of the gradient at the point
 
 

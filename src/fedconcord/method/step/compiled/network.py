@@ -214,7 +214,7 @@ def cohort(net, draw, terms, further, optimiser, x, own):
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
-        point, share = row(further.point, s), row(further.share, s)
+        point, share, shift = row(further.point, s), row(further.share, s), row(further.shift, s)
         inner = second(point, x[s], further.inner_eta, further.lam)
         beside = second(row(further.beside, s), row(further.beside_anchor, s), further.beside_eta, further.beside_pull)
         for k in range(draw.steps[s]):
@@ -253,7 +253,9 @@ def cohort(net, draw, terms, further, optimiser, x, own):
                         continue
                     at, factor = snapshot, -one
                 else:
-                    at = point if ascends or further.inner > 0 else mine.x
+                    for i in range(len(shift)):
+                        point[i] = mine.x[i] + shift[i]
+                    at = point if ascends or further.inner > 0 or len(shift) > 0 else mine.x
                     if whole:
                         keep = one if refers else zero
                     elif ruled and added and len(anchor) == 0:
