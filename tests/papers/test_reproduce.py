@@ -282,6 +282,16 @@ def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_i
     assert (again.values, again.chosen) == (short.values, short.chosen)
 
 
+def test_a_grid_may_be_of_words(tmp_path: Path) -> None:
+    assert isinstance(SMALL.experiment, Comparison)
+    entry = Entry("FedLESAM", "fedavg", {"local.oracle": ["lesam(0.01)", "lesam(1e9)"]})
+    recipe = SMALL._replace(experiment=SMALL.experiment._replace(entries=[entry]), claims=(), published={})
+    said: list[str] = []
+    reproduce(RecipeSpec(recipe, "quick", tmp_path), Lines(said.append))
+    assert said.count("  FedLESAM: oracle lesam(0.01)") == 2
+    assert "| oracle lesam(0.01) |" in pages.chosen(recipe, read(tmp_path / DONE))
+
+
 def test_pages_leave_out_a_recipe_whose_grid_alone_was_tried(tmp_path: Path) -> None:
     class Stop(Watch):
         ended = 0

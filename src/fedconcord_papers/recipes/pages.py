@@ -295,9 +295,9 @@ def grids(result: Done) -> str:
     return f"Points tried of each: {' or '.join(map(str, sorted(numbers)))}, as many of all in one federation."
 
 
-def _end(grid: Sequence[float], best: float) -> str:
-    """Where the best is an end of what was tried, so that a longer grid might have a better one."""
-    if len(grid) < 2 or best not in (min(grid), max(grid)):
+def _end(grid: Sequence[float], best: float | str) -> str:
+    """Where the best is an end of the numbers tried, so that a longer grid might have a better one."""
+    if len(grid) < 2 or isinstance(best, str) or best not in (min(grid), max(grid)):
         return ""
     return " (highest tried)" if best == max(grid) else " (lowest tried)"
 

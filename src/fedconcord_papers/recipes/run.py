@@ -27,7 +27,7 @@ from fedconcord.study.settings.problem import forget_problem
 from fedconcord.study.settings.resolve import resolve_compare
 from fedconcord.study.settings.settings import RIVALS
 from fedconcord.study.settings.sources import from_nested
-from fedconcord.study.statistics.load import Run
+from fedconcord.study.statistics.load import Run, show
 from fedconcord.support import files, grammar, imports, process
 from fedconcord.support.errors import UserError, unknown
 from fedconcord.support.grammar import Spec
@@ -271,7 +271,7 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
             values = points[max(labels, key=lambda label: results[label])][1]
             method = text_of(entry, values, entry.name)
             ledger.choose(cell.name, entry.name, values, plain(entry.grid), method)
-            words = ", ".join(f"{k.removeprefix('local.')} {v:g}" for k, v in values.items())
+            words = ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in values.items())
             keeper.say(f"  {entry.name}: {words}")
 
     keeper.say(f"{cell.title}: the grid")
