@@ -288,7 +288,7 @@ def test_a_grid_may_be_of_words(tmp_path: Path) -> None:
     recipe = SMALL._replace(experiment=SMALL.experiment._replace(entries=[entry]), claims=(), published={})
     said: list[str] = []
     reproduce(RecipeSpec(recipe, "quick", tmp_path), Lines(said.append))
-    assert said.count("  FedLESAM: oracle lesam(0.01)") == 2
+    assert "  FedLESAM: oracle lesam(0.01)" in said
     assert "| oracle lesam(0.01) |" in pages.chosen(recipe, read(tmp_path / DONE))
 
 

@@ -105,7 +105,7 @@ MODERN = Recipe(
     "averages as FedAvg does, and its steps fall to 0 from twice the step size. FedAdamW's second moments travel "
     "whole, where the paper sends means by block. DiLoCo's workers are all clients there, a tenth a round here. "
     "FedMuon, corrected, is Takezawa et al.'s (2509.26337), whose server step is |A| / N = 0.1; the other is Liu et "
-    "al.'s (2510.27403). Claims 6 to 8 are ours.",
+    "al.'s (2510.27403). What FedLESAM's code does is another method (docs/published.md). Claims 6 to 8 are ours.",
     headline=Headline(ACCURACY.name, "fmnist_dir01", ("FedAvg", "SCAFFOLD", "FedAdamW", "SCAFFOLD, AdamW", "FedMuon")),
 )
 
