@@ -124,6 +124,15 @@ def test_mnist_says_rounds_to_the_target(data_dir: Path, tmp_path: Path) -> None
     assert (tmp_path / "m" / "report.html").exists()
 
 
+def test_a_run_that_ends_before_its_rounds_says_of_how_many(tmp_path: Path) -> None:
+    asked = ("--set", "eval.target=0.2", "--set", "eval.stop_at_target=true")
+    code, said, _ = finish(
+        start("run", "--method", "fedavg", "--data", "digits", "--rounds", "30", *asked, "--out", tmp_path / "r")
+    )
+    assert code == 0
+    assert re.search(r"fedavg, seed 0: complete, \d+ of 30 rounds, accuracy", said)
+
+
 def assert_same(whole: Path, other: Path) -> None:
     for name in SAME:
         assert (whole / name).read_bytes() == (other / name).read_bytes(), name

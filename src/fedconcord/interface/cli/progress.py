@@ -168,9 +168,8 @@ class Show(Watch):
         for task in self.bars.task_ids:
             self.bars.remove_task(task)
         self.tasks, self.total, count = {}, None, len(stage.entries)
-        plural = "s" * (count > 1)
         last = max(entry.config.rounds for entry in stage.entries)
-        self.title = f"all {count} runs" if self.has_bar_per_run else f"{count} run{plural} to round {last}"
+        self.title = f"all {count} runs" if self.has_bar_per_run else f"{count} run{'s' * (count > 1)} to round {last}"
         if count > 1 or not self.has_bar_per_run:
             self.total = self.bars.add_task(self.title, total=self.left.todo, latest="")
 
@@ -226,7 +225,8 @@ class Show(Watch):
         if not self.has_bar_per_run:
             return
         count = f"[{self.ended}/{len(self.entries)}] " if len(self.entries) > 1 else ""
-        outcome = f"{result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
+        rounds = f"{result.rounds} of {entry.config.rounds}" if result.rounds < entry.config.rounds else result.rounds
+        outcome = f"{result.status}, {rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
         outcome = f"failed: {result.error}" if result.status == "failed" else outcome
         if number in self.tasks:
             self.bars.remove_task(self.tasks[number])
