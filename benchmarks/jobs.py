@@ -293,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--rows", choices=["full", "bfloat16", "float16"], default="full", help="their precision there")
     out.add_argument("--fill", action="store_true", help="every client has a state before the first round")
     out.add_argument("--checkpoint", action="store_true", help="write a checkpoint after the last round, and time it")
-    out.add_argument("--device", default="cpu", help="cpu or cuda")
+    out.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     out.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     out.add_argument("--precision", choices=["full", "tf32", "bf16"], default="full", help="of gradients")
     out.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
@@ -302,6 +302,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device is cuda, and torch finds no CUDA device here; use cpu")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     setting = chosen(args)
