@@ -30,6 +30,7 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import tree_leaves
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.method.wrappers.late import with_late_replies
+from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.method.wrappers.server import adam, with_server
 from fedconcord.method.wrappers.tables import with_table
 from fedconcord.method.wrappers.uploads import quantise, with_uploads
@@ -146,6 +147,7 @@ VARIANTS: dict[str, Callable[[Job], Job]] = {
     ),
     "a server optimiser": lambda job: replace(job, algorithm=with_server(job.algorithm, adam())),
     "a table": lambda job: replace(job, algorithm=with_table(METHODS["feddyn"](), 3)),
+    "an estimated ascent": lambda job: replace(job, algorithm=with_estimated_ascent(METHODS["feddyn"](), 0.3)),
     "late replies": lambda job: replace(
         job,
         algorithm=with_late_replies(job.algorithm),

@@ -37,7 +37,13 @@ import omissions, pytest
 omissions.omissions()[sys.argv.pop(1)]()
 sys.exit(pytest.main(sys.argv[1:]))
 """
-TRANSFORMS = {"with_table": "tables", "with_late_replies": "late", "with_server": "server", "with_uploads": "uploads"}
+TRANSFORMS = {
+    "with_table": "tables",
+    "with_estimated_ascent": "perturbed",
+    "with_late_replies": "late",
+    "with_server": "server",
+    "with_uploads": "uploads",
+}
 
 
 def solvers(change: Callable[[Any], Any]) -> None:

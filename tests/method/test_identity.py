@@ -18,12 +18,13 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.wrappers.late import with_late_replies
+from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.method.wrappers.server import OPTIMIZERS, with_server
 from fedconcord.method.wrappers.tables import with_table
 from fedconcord.method.wrappers.uploads import COMPRESSORS, NONE, with_uploads
 from fedconcord.support.errors import UserError
 
-WRAPPERS = (with_late_replies, with_server, with_table, with_uploads)
+WRAPPERS = (with_estimated_ascent, with_late_replies, with_server, with_table, with_uploads)
 FACTORIES = {**METHODS, **COMPRESSORS, **OPTIMIZERS, **{w.__name__: w for w in WRAPPERS}}
 
 
@@ -106,6 +107,7 @@ def test_parameters_parts_and_their_order_make_it() -> None:
         with_late_replies(fedavg()),
         with_table(fedavg(), 3),
         with_table(fedavg(), 4),
+        with_estimated_ascent(fedavg(), 0.1),
         METHODS["fedvra"](gamma=[0.1, 0.2]),
     ]
     texts = {str(kind.identity) for kind in kinds}

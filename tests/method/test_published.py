@@ -21,6 +21,7 @@ from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.support.errors import UserError
+from fedconcord.testing import algorithm_checks
 from table import batches_of
 
 N, COHORT, D, BLOCKS = 8, 3, 5, 3
@@ -154,6 +155,17 @@ def test_fedlesam_climbs_along_what_a_client_missed(name: str, engine: Engine) -
     assert lengths.count(0.0) == COHORT  # of round 0
     assert max(lengths) == pytest.approx(radius, rel=1e-5)
     close(trajectory(this, engine), want)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(one, id=name)
+        for name, one in algorithm_checks(lambda: with_estimated_ascent(METHODS["scaffold"](), 0.1))
+    ],
+)
+def test_fedlesam_passes_the_checks(check: Callable[[], None]) -> None:
+    check()
 
 
 def test_the_released_fedlesam_climbs_by_one_number_a_tensor() -> None:

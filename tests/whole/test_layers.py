@@ -88,8 +88,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # code for the processor of numba's settings, by which tests reach that of others: 11
     # moments of local optimisers that travel, and a direction behind them, which FedAdamW and both
     # FedMuons are made of: 145
-    # gradients at a point that is known before the step, in every way to take steps, and FedLESAM of it: 105
-    "method": Wing(12792, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # gradients at a point that is known before the step, in every way to take steps, and FedLESAM of it: 110
+    "method": Wing(12797, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -291,8 +291,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # convolutions with fewer multiplications, of cnn1, cnn2 and lenet: 536
     # a run that ends at its target, beyond which may be half of a comparison's work: 8
     # moments of local optimisers that travel (FedAdamW, both FedMuons): 141
-    # gradients at a point that is known before the step (FedLESAM, alone and with every method): 108
-    assert sum(sizes().values()) <= 49_196
+    # gradients at a point that is known before the step (FedLESAM, alone and with every method): 113
+    assert sum(sizes().values()) <= 49_201
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

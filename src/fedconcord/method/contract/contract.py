@@ -157,7 +157,7 @@ class Done(NamedTuple):
 class Oracle(NamedTuple):
     """Which gradient of f_i a local step uses."""
 
-    kind: Literal["minibatch", "full", "sam", "lesam", "svrg", "saga"] = "minibatch"
+    kind: Literal["minibatch", "full", "sam", "lesam", "svrg", "saga"] = "minibatch"  # `step.solver` says what each is
     radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
     blocks: int = 0  # saga: M blocks a client
 

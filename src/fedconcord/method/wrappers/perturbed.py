@@ -24,7 +24,7 @@ from fedconcord.support.errors import UserError
 
 
 class Received(NamedTuple):
-    """A client's state beside the model that it received."""
+    """A client's state."""
 
     inner: Any  # the method's own row
     last: Tensor  # [d] x^s
@@ -52,4 +52,10 @@ def with_estimated_ascent(algorithm: Algorithm, radius: float) -> Algorithm:
         return up, Received(inner, model_of(down).expand_as(row.last))
 
     lifted = lift(algorithm, row=Received)
-    return replace(lifted, start=start, finish=finish, step=lifted.step._replace(oracle=Oracle("lesam", radius)))
+    return replace(
+        lifted,
+        start=start,
+        finish=finish,
+        step=lifted.step._replace(oracle=Oracle("lesam", radius)),
+        needs=lifted.needs._replace(x0=True),
+    )
