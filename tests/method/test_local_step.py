@@ -145,6 +145,7 @@ ROWS = {
     "ascent": Row((Ascent(0.1),), "FCR"),
     "perturbed": Row((Perturbed(vectors(5, D)),), "FCR"),
     "perturbed, one for all": Row((Perturbed(vectors(D)), Snapshot(vectors(D)), Scale(0.7), PULL), "FCR"),
+    "perturbed, and an ascent from there": Row((Perturbed(vectors(5, D)), Ascent(0.1)), "R"),
     "perturbed, clipped, at a rule's sizes": Row((Perturbed(vectors(5, D)), Clip(0.2)), "CR", "delta"),
     "perturbed, beside, mixed": Row(
         (Perturbed(vectors(5, D)), Beside(0.5, 0.1, vectors(D), vectors(5, D), vectors(5, 1).sigmoid(), 0.1)), "CR"

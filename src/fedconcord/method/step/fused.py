@@ -44,7 +44,9 @@ def fused(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
     pull, scale, sam = chain.the(Pull), chain.the(Scale), chain.the(Ascent)
     if momentum is not None and (momentum.nesterov or dual is not None or ruled):
         return None
-    if (dual is not None and (ruled or chain.the(Constant) is not None)) or (sam is not None and sam.dual is not None):
+    if dual is not None and (ruled or chain.the(Constant) is not None):
+        return None
+    if sam is not None and (sam.dual is not None or chain.the(Perturbed) is not None):
         return None
     if any(isinstance(number, Tensor) for number in (pull and pull.rho, scale and scale.kappa)):
         return None

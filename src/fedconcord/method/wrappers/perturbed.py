@@ -37,10 +37,8 @@ def with_estimated_ascent(algorithm: Algorithm, radius: float) -> Algorithm:
     Raises:
         UserError: the method brings its own gradient.
     """
-    if algorithm.step.oracle is not None:
-        raise UserError(
-            f"the method brings its own gradient, {algorithm.step.oracle.kind}; leave local.oracle at minibatch"
-        )
+    if (theirs := algorithm.step.oracle) is not None:
+        raise UserError(f"the method brings its own gradient, {theirs.kind}; leave local.oracle at minibatch")
 
     def start(down: Tree, row: Received, client: Client) -> Local:
         local = algorithm.start(down, row.inner, client)
