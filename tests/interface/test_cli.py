@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import re
 import signal
@@ -341,6 +342,40 @@ def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
     assert found.report is None
     again = api.compare(resume=tmp_path / "c")
     assert [(r.status, r.rounds) for r in again.runs] == [("complete", 4), ("complete", 4)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_gets_the_rounds_that_it_is_worth_when_it_begins(jobs: int, tmp_path: Path) -> None:
+    """By the runs that have ended; what an interrupted run has behind it is never more than that."""
+    words = {"methods": "fedavg,fedprox,scaffold", **plain(QUICK)}
+    _, planned, _ = plan.plan_comparison(1, from_nested(words, "test"))
+    ended: list[int] = []
+
+    def done(first: float, resume: bool) -> list[tuple[str, int]]:
+        ended.clear()
+        entries = [
+            one._replace(
+                folder=tmp_path / str(k),
+                resume=resume,
+                worth=lambda k=k: first if k < jobs else min(ended, default=9) - 1,
+            )
+            for k, one in enumerate(planned)
+        ]
+
+        def tell(event: Event) -> None:
+            if event.kind == "ended" and event.result is not None:
+                ended.append(event.result.rounds)
+
+        return [(one.status, one.rounds) for one in execute_all(entries, jobs, tell)]
+
+    assert done(3, False) == [("complete", 3), ("complete", 3 if jobs == 2 else 2), ("complete", 2 if jobs == 2 else 1)]
+    again = done(2, True)  # fewer than the first has
+    assert again[0] == ("complete", 3)
+    run = tmp_path / "0" / "run.json"
+    run.write_text(run.read_text().replace('"complete"', '"interrupted"'))
+    (tmp_path / "0" / "checksums.json").unlink()
+    assert done(2, True) == again
+    assert done(math.inf, True)[0] == ("complete", 4)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

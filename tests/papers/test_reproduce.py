@@ -228,11 +228,8 @@ def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> N
     ]
 
 
-def test_waves_have_a_point_of_every_method_and_no_process_idles() -> None:
-    points = [["a0", "a1", "a2", "a3", "a4"], ["b0", "b1"]]
-    assert grid.waves(points, 1) == [["a0", "b0"], ["a1", "b1"], ["a2"], ["a3"], ["a4"]]
-    assert grid.waves(points, 2) == [["a0", "b0"], ["a1", "b1"], ["a2", "a3"], ["a4"]]
-    assert grid.waves([], 2) == []
+def test_the_first_point_of_every_method_is_tried_before_the_second_of_any() -> None:
+    assert grid.in_turn([["a0", "a1", "a2"], ["b0"], ["c0", "c1"]]) == ["a0", "b0", "c0", "a1", "c1", "a2"]
 
 
 RACE = Comparison(
@@ -278,7 +275,7 @@ def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_i
     )
     with pytest.raises(KeyboardInterrupt):
         race("cut", True, Stop())
-    again = race("cut", True, Watch(), jobs=2)  # its waves are others
+    again = race("cut", True, Watch(), jobs=2)
     assert (again.values, again.chosen) == (short.values, short.chosen)
 
 

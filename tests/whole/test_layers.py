@@ -30,7 +30,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # whether LoSAC is ahead with its rivals at their best: 4
     # points of a grid that end where the best one was at the target, which takes hours off a table's search: 46
     # claims of 2023 to 2025, a recipe: 104; FedLESAM and FedSAM in it: 6
-    "fedconcord_papers": Wing(9340, 6200),
+    "fedconcord_papers": Wing(9331, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once
@@ -123,7 +123,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # how many nodes of a tree a round spends in: 9; the trace among what looks on at a run: 1
     # a run that ends at its target: 5
     # an oracle that keeps something of every client's: 3
-    "study": Wing(6797, 5300, ("options", "settings", "statistics", "runs", "search")),
+    # the rounds that a run is worth when it begins, by runs that have ended: 12, for which no point of a grid waits
+    "study": Wing(6809, 5300, ("options", "settings", "statistics", "runs", "search")),
     # what a round of each method took, measured: 27 of `advise`
     "insight": Wing(4482, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
@@ -292,7 +293,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # a run that ends at its target, beyond which may be half of a comparison's work: 8
     # moments of local optimisers that travel (FedAdamW, both FedMuons): 141
     # gradients at a point that is known before the step (FedLESAM, alone and with every method): 113
-    assert sum(sizes().values()) <= 49_201
+    # the rounds that a run is worth when it begins: 12
+    assert sum(sizes().values()) <= 49_213
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -25,17 +25,9 @@ def first_of(entry: Entry) -> dict[str, Any]:
     return {key: values[0] for key, values in entry.grid.items()}
 
 
-def waves(points: Iterable[Sequence[str]], at_once: int) -> list[list[str]]:
-    """The points of several methods as they are tried, the first of every method, then the second; `at_once` or more
-    in a wave, but for the last one."""
-    all_waves: list[list[str]] = []
-    for turn in zip_longest(*points):
-        labels = [label for label in turn if label is not None]
-        if all_waves and len(all_waves[-1]) < at_once:
-            all_waves[-1] += labels
-        else:
-            all_waves.append(labels)
-    return all_waves
+def in_turn(points: Iterable[Sequence[str]]) -> list[str]:
+    """The points of several methods as they are tried: the first of every method, then the second."""
+    return [label for turn in zip_longest(*points) for label in turn if label is not None]
 
 
 def value_of(measure: Measure, run: Run) -> float:

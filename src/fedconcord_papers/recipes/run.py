@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from fedconcord.study.statistics.load import Run, show
 from fedconcord.support import files, grammar, imports, process
 from fedconcord.support.errors import UserError, unknown
 from fedconcord.support.grammar import Spec
-from fedconcord_papers.recipes.grid import first_of, points_of, rounds_left, scores, value_of, waves
+from fedconcord_papers.recipes.grid import first_of, in_turn, points_of, rounds_left, scores, value_of
 from fedconcord_papers.recipes.ledger import Keeper, Ledger, alike, plain
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Settings, Size, SizeName, Study
 from fedconcord_papers.recipes.recipe import names_of as entry_names
@@ -278,13 +279,14 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
     keeper.keep = keep
     methods = {label: text_of(entry, values, label) for label, (entry, values) in points.items()}
     settings |= size.search or {}
-    at_once = request.jobs if settings.get("eval.stop_at_target") else len(points)
     folder = request.out / cell.name / "search"
-    for wave in waves(lists, at_once):
-        most = {
-            (label, SEARCH_SEED): rounds_left(results[one] for one in peers[label] if one in results) for label in wave
-        }
-        yield from _runs(folder, settings, list(methods.values()), [SEARCH_SEED], request.jobs, most)
+    ends = bool(settings.get("eval.stop_at_target"))
+    runs = [(label, SEARCH_SEED) for label in in_turn(lists)]
+
+    def worth(label: str) -> float:
+        return rounds_left(results[one] for one in peers[label] if one in results) if ends else math.inf
+
+    yield from _runs(folder, settings, list(methods.values()), [SEARCH_SEED], request.jobs, runs, worth)
 
 
 def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, keeper: Keeper) -> Stages[None]:
@@ -302,8 +304,7 @@ def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, 
         [Value(one.name, cell.name, run.head.label, run.head.seed, value_of(one, run)) for one in experiment.measures]
     )
     texts = [methods[entry.name] for entry in entries_of(request.size, experiment, cell)]
-    most = dict.fromkeys(missing, math.inf)
-    yield from _runs(request.out / cell.name / "final", settings, texts, request.every_seed, request.jobs, most)
+    yield from _runs(request.out / cell.name / "final", settings, texts, request.every_seed, request.jobs, missing)
 
 
 def _runs(
@@ -312,10 +313,11 @@ def _runs(
     methods: Sequence[str],
     seeds: Sequence[int],
     jobs: int,
-    most: Mapping[tuple[str, int], float],
+    runs: Sequence[tuple[str, int]],
+    worth: Callable[[str], float] | None = None,
 ) -> Stages[None]:
-    """A comparison in its folder, done or completed: of its methods and seeds those runs that have a number of rounds,
-    which they get at most."""
+    """A comparison in its folder, done or completed: of its methods and seeds these runs, in this order, each
+    with the rounds that it is worth at most when it begins."""
     stated, request = folder.with_suffix(".json"), {"settings": dict(settings), "methods": list(methods)}
     if (folder / "compare.json").exists():
         if not _says(stated, request):
@@ -333,13 +335,9 @@ def _runs(
             stated.unlink()
             _remove_empty(folder)
             raise
-    entries = []
-    for one in planned.entries:
-        rounds = most.get((str(one.config.label), one.config.seed or 0))
-        if rounds is not None:
-            shorter = {"rounds": int(min(one.config.rounds, rounds))}
-            entries.append(one._replace(config=one.config.model_copy(update=shorter)))
-    planned = planned._replace(entries=entries)
+    entries = {(str(one.config.label), one.config.seed or 0): one for one in planned.entries}
+    in_order = [entries[run]._replace(worth=worth and partial(worth, run[0])) for run in runs]
+    planned = planned._replace(entries=in_order)
     with plan.alone(planned):
         results = yield from plan.comparison(planned)
     for result in results:

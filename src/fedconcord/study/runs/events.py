@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     resume: bool = False  # go on with what the folder holds; else it has to be empty
     validation_reason: str | None = None  # why clients do or do not set samples apart, where the user left it open
     keep: Literal["all", "model", "tables"] = "all"  # what stays when it has ended, beside the tables
+    worth: Callable[[], float] | None = None  # the rounds that it is worth when it begins, by runs that have ended
 
     @property
     def name(self) -> str:
@@ -33,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Runs that do not depend on each other's results."""
+    """Runs that do not depend on each other's results, but for the rounds that they are worth."""
 
     entries: Sequence[Entry]
     folder: Path  # the comparison or study that they belong to; of a single run its own

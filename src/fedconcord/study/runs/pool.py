@@ -28,7 +28,7 @@ from fedconcord.execution.run.final_model import MODEL
 from fedconcord.execution.run.folder import shrink
 from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Tell, Watch
 from fedconcord.study.runs.execution import attempt
-from fedconcord.study.runs.records import finished, not_done, reached
+from fedconcord.study.runs.records import finished, not_done, reached, rounds_behind
 from fedconcord.study.settings.objects import objects_of
 from fedconcord.study.settings.problem import forget_problem
 from fedconcord.study.settings.resolve import resolve_run
@@ -168,7 +168,7 @@ class Pool:
         """
         self.entries, self.tell, self.outcomes = entries, tell, {}
         for number, entry in enumerate(entries):
-            if reached(entry):
+            if reached(self._entry(number)):
                 self._end(number, finished(entry.folder))
         self.todo = [number for number in range(len(entries)) if number not in self.outcomes]
         if self.jobs > 1 and (len(self.todo) > 1 or (self.todo and self.waiting)):
@@ -176,6 +176,14 @@ class Pool:
         else:
             self._run_here()
         return [self.outcomes.get(number) or not_done(entry, "interrupted") for number, entry in enumerate(entries)]
+
+    def _entry(self, number: int) -> Entry:
+        """A run that is about to begin, with no more rounds than it is worth by now, or has behind it."""
+        entry = self.entries[number]
+        if entry.worth is None:
+            return entry
+        rounds = int(min(entry.config.rounds, max(entry.worth(), rounds_behind(entry))))
+        return entry._replace(config=entry.config.model_copy(update={"rounds": rounds}))
 
     def _end(self, number: int, outcome: Finished) -> None:
         """A run has ended: what nobody asked to keep goes."""
@@ -189,7 +197,7 @@ class Pool:
         for number in self.todo:
             self.tell(Event("started", number=number))
             on_row = lambda row, number=number: self.tell(Event("row", row=row, number=number))  # noqa: E731
-            self._end(number, attempt(self.entries[number], on_row))
+            self._end(number, attempt(self._entry(number), on_row))
             if interrupts.ctrl_c.is_set() or self.outcomes[number].status == "interrupted":
                 return
 
@@ -261,7 +269,7 @@ class Pool:
                 self.waiting.append(worker)
             return
         worker.number = self.todo.pop(0)
-        entry = self.entries[worker.number]
+        entry = self._entry(worker.number)
         self.tell(Event("started", number=worker.number))
         new = [one for one in self.objects if one["text"] not in worker.known]
         if new:  # not before it is ready: it reads them only then, and a pipe holds little

@@ -55,10 +55,13 @@ def finished(folder: Path) -> Finished:
 
 def not_done(entry: Entry, status: str, error: str | None = None) -> Finished:
     """The outcome of a run that failed or was interrupted."""
-    rounds = 0
-    if (entry.folder / "run.json").exists():
-        rounds = int(read_description(entry.folder)["rounds_done"])
+    rounds = rounds_behind(entry)
     return Finished(entry.folder, entry.config.label or "", entry.config.seed or 0, status, rounds, {}, error)
+
+
+def rounds_behind(entry: Entry) -> int:
+    """The rounds that its folder holds."""
+    return int(read_description(entry.folder)["rounds_done"]) if (entry.folder / "run.json").exists() else 0
 
 
 # -- what is told of them ------------------------------------------------------------------------------------------
