@@ -66,7 +66,7 @@ def sam(radius: Annotated[float, Field(gt=0, description="length of the ascent s
     return Oracle("sam", radius)
 
 
-def lesam(radius: Annotated[float, Field(gt=0, description="length of the ascent step")] = 0.1) -> Oracle:
+def lesam(radius: Annotated[float, Field(gt=0, description="length of the ascent step")] = 0.03) -> Oracle:
     """The gradient at x + radius * (x^s - x^t) / ||x^s - x^t||, s the client's last round before t: one a step.
 
     FedLESAM, Fan et al., ICML 2024. The client keeps x^s.
