@@ -468,3 +468,18 @@ def test_a_killed_recipe_goes_on(tmp_path: Path) -> None:
     assert written
     assert command(whole, *words[:2]).returncode == 0
     assert written == {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}  # no run was made again
+
+
+def test_what_goes_on_after_an_interruption_has_the_same_values_and_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(spec: RecipeSpec, watch: Watch) -> None:
+        spec.out.mkdir(parents=True)
+        watch.begin(spec.out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedconcord_papers.recipes.whole.reproduced", stop)
+    words = ["fedadmm_table3", "--quick", "--jobs", "2", "--values", str(tmp_path / "v"), "--out", str(tmp_path / "o")]
+    assert call(["reproduce", *words]) == 130
+    again = "continue with: fedconcord reproduce fedadmm_table3 --quick --jobs 2 "
+    assert f"{again}--values {tmp_path / 'v'} --out {tmp_path / 'o'}" in capsys.readouterr().err

@@ -178,9 +178,10 @@ def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: str | None) -> N
         return
     for sentence in _before(spec):
         say(sentence)
-    there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
+    stated = {"jobs": spec.jobs if spec.jobs > 1 else None, "values": spec.values, "out": folder}
+    where = (f" --{name} {shlex.quote(str(value))}" for name, value in stated.items() if value and str(value) != OUT)
     again = spec.command if of_all is None else f"{PROGRAM} reproduce {of_all}"
-    with Show(f"{again}{there}", has_bar_per_run=True) as show:
+    with Show(f"{again}{''.join(where)}", has_bar_per_run=True) as show:
         judged = reproduced(spec, show)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):
         say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
