@@ -106,6 +106,23 @@ def test_bars_follow_stages_of_many_runs_and_of_one(tmp_path: Path) -> None:
             watch.event(Event("ended", result=Finished(one.folder, one.name, 0, "complete", 2, {}), number=number))
 
 
+def test_what_is_left_of_all_runs_counts_the_rounds_that_they_are_worth(tmp_path: Path) -> None:
+    config = resolve_run(from_nested({"method": "fedavg", "data": "digits", "rounds": 50}, "the test"))
+    worth = [math.inf]
+    entries = [Entry(config, tmp_path / place, worth=lambda: worth[0]) for place in "abcd"]
+    show = Show("reproduce", has_bar_per_run=False)
+    show.stage(Stage(entries, tmp_path))
+    assert show.left.todo == 4 * 50
+    for number, took, todo in ((0, 30, 3 * 30 + 30), (1, 20, 2 * 20 + 50), (2, 20, 20 + 70), (3, 10, 80)):
+        show.event(Event("started", number=number))
+        show.event(Event("row", row=Row(0, {}, 0, 0, 0, 0.0), number=number))
+        show.event(Event("row", row=Row(took, {}, 0, 0, 0, 0.0), number=number))
+        worth[0] = took
+        one = entries[number]
+        show.event(Event("ended", result=Finished(one.folder, one.name, 0, "complete", took, {}), number=number))
+        assert (show.left.todo, show.left.done) == (todo, sum((30, 20, 20, 10)[: number + 1]))
+
+
 def test_a_run_that_is_cut_is_told_its_end(tmp_path: Path) -> None:
     seen = Seen()
     with pytest.raises(KeyboardInterrupt):

@@ -129,7 +129,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "insight": Wing(4482, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
-    "interface": Wing(2686, 2200, ("trained", "tracking", "api", "cli")),
+    # how long work may still take whose runs spare others rounds: 7
+    "interface": Wing(2693, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1632, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(210, 200),
 }
@@ -293,8 +294,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # a run that ends at its target, beyond which may be half of a comparison's work: 8
     # moments of local optimisers that travel (FedAdamW, both FedMuons): 141
     # gradients at a point that is known before the step (FedLESAM, alone and with every method): 113
-    # the rounds that a run is worth when it begins: 12
-    assert sum(sizes().values()) <= 49_213
+    # the rounds that a run is worth when it begins: 12, and how long that may still take: 7
+    assert sum(sizes().values()) <= 49_220
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

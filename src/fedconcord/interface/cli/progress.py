@@ -131,6 +131,7 @@ class Show(Watch):
         self.tasks: dict[int, TaskID] = {}  # of runs
         self.total: TaskID | None = None  # the bar of all rounds
         self.title = ""  # of that bar
+        self.rounds: dict[int, int] = {}  # that runs are expected to take
         self.left = Left(0)
         self.ended = 0
         self.last_line = time.monotonic()
@@ -164,7 +165,8 @@ class Show(Watch):
     def stage(self, stage: Stage) -> None:
         """New bars; runs that go on have rounds behind them, which are seen at their first row."""
         self.entries, self.ended = stage.entries, 0
-        self.left = Left(sum(entry.config.rounds for entry in stage.entries))
+        self.rounds = {number: entry.config.rounds for number, entry in enumerate(stage.entries)}
+        self.left = Left(sum(self.rounds.values()))
         for task in self.bars.task_ids:
             self.bars.remove_task(task)
         self.tasks, self.total, count = {}, None, len(stage.entries)
@@ -219,7 +221,12 @@ class Show(Watch):
         if result.status == "interrupted" and self.has_bar_per_run and number not in self.tasks:
             return
         self.ended += 1
-        self.left.end(number, entry.config.rounds)
+        self.left.end(number, self.rounds[number])
+        for ahead, one in enumerate(self.entries):  # what it showed may spare others some of theirs
+            if one.worth is not None and ahead not in self.left.at:
+                fewer = int(min(self.rounds[ahead], one.worth()))
+                self.left.todo -= self.rounds[ahead] - fewer
+                self.rounds[ahead] = fewer
         if self.total is not None:
             self.bars.update(self.total, completed=sum(self.left.at.values()))
         if not self.has_bar_per_run:
