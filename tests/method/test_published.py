@@ -168,6 +168,11 @@ def test_fedlesam_passes_the_checks(check: Callable[[], None]) -> None:
     check()
 
 
+def test_fedlesam_refuses_a_method_with_a_gradient_of_its_own() -> None:
+    with pytest.raises(UserError, match=r"brings its own gradient, sam; leave local.oracle at minibatch"):
+        with_estimated_ascent(METHODS["fedsam"](), 0.1)
+
+
 def test_the_released_fedlesam_climbs_by_one_number_a_tensor() -> None:
     """MediaBrain-SJTU/FedLESAM (d6663cc, optimizer/LESAM.py:26-51) indexes a flat vector by the number of a tensor."""
     draw, sizes, radius = np.random.default_rng(0), (20, 4, 12, 3), 0.1

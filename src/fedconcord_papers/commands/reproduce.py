@@ -178,8 +178,8 @@ def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: str | None) -> N
         return
     for sentence in _before(spec):
         say(sentence)
-    stated = {"jobs": spec.jobs if spec.jobs > 1 else None, "values": spec.values, "out": folder}
-    where = (f" --{name} {shlex.quote(str(value))}" for name, value in stated.items() if value and str(value) != OUT)
+    stated = {"jobs": spec.jobs > 1 and spec.jobs, "values": spec.values, "out": str(folder) != OUT and folder}
+    where = (f" --{name} {shlex.quote(str(value))}" for name, value in stated.items() if value)
     again = spec.command if of_all is None else f"{PROGRAM} reproduce {of_all}"
     with Show(f"{again}{''.join(where)}", has_bar_per_run=True) as show:
         judged = reproduced(spec, show)

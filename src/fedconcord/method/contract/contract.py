@@ -158,7 +158,7 @@ class Oracle(NamedTuple):
     """Which gradient of f_i a local step uses."""
 
     kind: Literal["minibatch", "full", "sam", "lesam", "svrg", "saga"] = "minibatch"  # `step.solver` says what each is
-    radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
+    radius: float = 0.0  # sam, lesam: length of the ascent
     blocks: int = 0  # saga: M blocks a client
 
 
