@@ -184,7 +184,7 @@ def reproduce(
 
     Args:
         recipe: its name; `fedconcord list recipes` shows them.
-        size: about a minute, which tests the code; two cores and an hour at most; or the paper's own.
+        size: about a minute, which tests the code; two cores and 90 minutes at most; or the paper's own.
         seeds: in place of the size's.
         cells: some of its federations, by name.
         jobs: runs at once, each in a process of its own.

@@ -34,7 +34,7 @@ def reproduce(
         bool, typer.Option("--quick", help="Run a small form, in about a minute, which tests the code.")
     ] = False,
     desk: Annotated[
-        bool, typer.Option("--desk", help="Run a form for two cores, in an hour at most (the default).")
+        bool, typer.Option("--desk", help="Run a form for two cores, in 90 minutes at most (the default).")
     ] = False,
     paper: Annotated[bool, typer.Option("--paper", help="Run the size of the paper.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their sizes, and run nothing.")] = False,
