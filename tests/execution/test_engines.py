@@ -14,12 +14,23 @@ from torch import nn
 from fedconcord.execution.engines import Serial, Stacked, chunk
 from fedconcord.execution.job import Job, State, advance, resolved, start
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.objectives import Supervised, kernels, quadratics
+from fedconcord.federation.objectives import Supervised, quadratics
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import Keyed, batches, fixed, uniform
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Drawn, Needs, Oracle, Regulariser, Step, in_blocks, rng, roster_of, tree_leaves
+from fedconcord.method.contract import (
+    Drawn,
+    Needs,
+    Oracle,
+    Regulariser,
+    Step,
+    in_blocks,
+    products,
+    rng,
+    roster_of,
+    tree_leaves,
+)
 from fedconcord.method.contract.flat import Layout
 from fedconcord.method.contract.pieces import Table
 from fedconcord.method.step import samples
@@ -536,8 +547,8 @@ CHAINS: dict[str, Callable[[], nn.Sequential]] = {
 @pytest.mark.parametrize(
     ("numbers", "onednn", "close"),
     [
-        (torch.float64, kernels.ONEDNN, {"rtol": 1e-12, "atol": 1e-14}),
-        (torch.float32, kernels.ONEDNN, {"rtol": 1e-5, "atol": 2e-6}),
+        (torch.float64, products.ONEDNN, {"rtol": 1e-12, "atol": 1e-14}),
+        (torch.float32, products.ONEDNN, {"rtol": 1e-5, "atol": 2e-6}),
         (torch.float32, False, {"rtol": 1e-5, "atol": 2e-6}),
     ],
     ids=["float64", "float32", "float32 by torch"],
@@ -547,7 +558,7 @@ def test_kernels_are_the_gradient(
     name: str, numbers: torch.dtype, onednn: bool, close: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hand-written backward against autograd, with short batches and with ties, on images most of which is blank."""
-    monkeypatch.setattr(kernels, "ONEDNN", onednn)
+    monkeypatch.setattr(products, "ONEDNN", onednn)
     draw = np.random.default_rng(0)
     x = (draw.standard_normal((40, 1, 10, 10)) * (draw.random((40, 1, 10, 10)) > 0.7)).astype(np.float32)
     y = draw.integers(0, 3, 40)

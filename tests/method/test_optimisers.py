@@ -107,6 +107,32 @@ def test_muons_steps_are_orthogonal_and_the_rest_is_adamws() -> None:
     assert float(nearest_orthogonal(torch.zeros(2, 4, 3).double()).abs().max()) == 0
 
 
+def literal(x: Tensor) -> Tensor:
+    """Newton-Schulz as Jordan et al. print it."""
+    x = x.mT if (is_tall := x.shape[-2] > x.shape[-1]) else x
+    x = x / (x.flatten(-2).norm(dim=-1)[..., None, None] + 1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    return x.mT if is_tall else x
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 4), (3, 4), (4, 3), (3, 9), (9, 3), (2, 3, 9), (2, 5, 9, 3), (200, 784), (64, 64)]
+)
+def test_newton_schulz_is_its_loop_whatever_the_shape(shape: tuple[int, ...]) -> None:
+    """In float32 long matrices take their steps on X X^T, and large products are another library's."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(newton_schulz(x), literal(x), rtol=1e-10, atol=1e-12)
+    assert float((newton_schulz(x.float()) - literal(x)).abs().max()) < 1e-5
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    for decades, close in ((2, 1e-4), (6, 2e-3)):
+        x = u @ (torch.logspace(0, -decades, u.shape[-1], dtype=torch.float64)[:, None] * v)
+        torch.testing.assert_close(newton_schulz(x), literal(x), rtol=1e-8, atol=1e-10)
+        assert float((newton_schulz(x.float()) - literal(x)).abs().max()) < close
+    assert not newton_schulz(torch.zeros_like(x)).any()
+
+
 def test_a_pull_is_scaled_with_the_gradient() -> None:
     """D goes in whole: a client whose gradient is 0 goes to the anchor by sign's steps, not by the pull's."""
     bowl = Bowl(1)

@@ -5,7 +5,7 @@ Small networks are bound by weight traffic and by dispatch: torch.func's generic
 A gradient of a dense network is never made where it is only to be added: the products add it to what it is for.
 
 What convolutions gain on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the
-pooling it commutes with; and products are oneDNN's, at full vectors where MKL, on AMD's processors, takes half of one.
+pooling it commutes with; and products are oneDNN's.
 So are convolutions, but for weights of 5 x 5, where fewer multiplications do (`winograd`), and for an image of one
 channel, where it has no fast kernel: there they are a product. In bfloat16 a client's weights are cast once a gradient,
 and what is added to the model is cast back first.
@@ -25,6 +25,7 @@ from fedconcord.federation.objectives import winograd
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.method.contract import LossForm, Network
 from fedconcord.method.contract.flat import Layout
+from fedconcord.method.contract.products import product
 
 Delta = Callable[[Tensor, Tensor], Tensor]
 """(outputs [S, B, C], targets [S, B, ...]) -> gradient of each sample's loss with respect to its outputs [S, B, C].
@@ -39,9 +40,6 @@ into <- beta * into + alpha * gradients at x. `into` may be x; with beta 0 it ma
 """
 
 
-ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """softmax(outputs) minus the label's unit vector."""
     delta = torch.softmax(outputs, -1)
@@ -54,14 +52,6 @@ def add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
         torch.mul(g, alpha, out=slot)
     else:
         slot.mul_(beta).add_(g, alpha=alpha)
-
-
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a [m, k] times b [n, k] transposed, plus a bias [n]; oneDNN's in float32, if torch was built with it."""
-    if a.dtype == torch.float32 and ONEDNN:
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
-        return made
-    return a @ b.T if bias is None else torch.addmm(bias, a, b.T)
 
 
 def network(model: nn.Module, form: LossForm | None, layout: Layout, x: Resident, y: Tensor) -> Network | None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedconcord.method.contract.pieces import At, Place, Traits
+from fedconcord.method.contract.products import products
 
 Matrix = tuple[int, int, int]
 """(begin, rows, columns) of a weight matrix in x [d]."""
@@ -212,15 +213,33 @@ def _second(at: At) -> Tensor:
 
 
 def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
-    """Matrices [..., rows, columns] with singular values drawn near 1, by a quintic iteration on X / ||X||_F."""
-    a, b, c = COEFFICIENTS
-    wide = x.shape[-2] > x.shape[-1]
-    x = x.mT if wide else x
+    """Matrices [..., rows, columns] with singular values drawn near 1, by a quintic iteration on X / ||X||_F.
+
+    A step is X <- q(S) X with q(S) = a + b S + c S^2 and S = X X^T. In float32, where X is long, all steps are taken on
+    S, which is small: S, q and their products are symmetric and commute, so that S becomes q S q, and X is multiplied
+    once. That rounds by some 1e-4 where singular values are spread, so float64, which is for comparing, has the loop.
+    """
+    if x.shape[-2] > x.shape[-1]:
+        return newton_schulz(x.mT, steps).mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
-    for _ in range(steps):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if wide else x
+    if x.dtype != torch.float32 or 2 * x.shape[-1] < 3 * x.shape[-2]:
+        for _ in range(steps):
+            x = products(_quintic(products(x, x)), x.mT)
+        return x
+    square = products(x, x)
+    way = factor = _quintic(square)
+    for _ in range(steps - 1):
+        square = products(products(factor, square), factor)
+        factor = _quintic(square)
+        way = products(factor, way)
+    return products(way, x.mT)
+
+
+def _quintic(square: Tensor) -> Tensor:
+    a, b, c = COEFFICIENTS
+    factor = b * square + c * products(square, square)
+    factor.diagonal(dim1=-2, dim2=-1).add_(a)
+    return factor
 
 
 def nearest_orthogonal(x: Tensor) -> Tensor:
