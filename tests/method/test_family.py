@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.algorithms.family import StepSizeWarning, as_fedvra, check, conditions, q_tilde, remark_1
-from fedconcord.method.contract import Algorithm
+from fedconcord.method.contract import Algorithm, Population, roster_of
 from fedconcord.support.errors import UserError
 
 CPU = torch.device("cpu")
@@ -58,6 +59,34 @@ def test_reductions_can_fail(method: Any, options: dict[str, Any]) -> None:
     """Weights that are renormalised over the cohort, or another penalty: no longer the same method."""
     found = path(METHODS["fedvra"](**as_fedvra(method, 20, 5, 0.5)._asdict()), Stacked(None))
     assert float((found - path(METHODS[method](**options), Stacked(None))).norm(dim=-1).max()) > 1e-3
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(None)])
+def test_every_parameter_by_client_is_algorithm_1(engine: Serial | Stacked) -> None:
+    n, size, steps, lr = 20, 5, 3, 0.1
+    draw = np.random.default_rng(0)
+    gamma, a, d = (draw.uniform(low, 2 * low, n) for low in (0.1, 0.5, 2.0))
+    problem = quadratics(3, n, torch.float64, CPU, dim=6, blocks=1, condition=4.0)
+    schedule = Schedule(seed=2, cohort=size, lr=lr, work=lambda *key: steps, unit="steps")
+    method = METHODS["fedvra"](gamma=[*gamma], a=[*a], d=[*d])
+    job = Job(problem, method, schedule, engine=engine)
+    state = start(job)
+    x, dual, duals, beta = np.asarray(state.server.x), np.zeros(6), np.zeros((n, 6)), 1 / gamma.mean()
+    for t in range(12):
+        state, moved = advance(job, state), np.zeros(6)
+        for i in schedule.plan(t, method, roster_of(problem.offsets)).ids:
+            y = x.copy()
+            for _ in range(steps):
+                g = np.asarray(problem.gradient(torch.as_tensor(y), torch.arange(i, i + 1)))
+                y -= lr * (g - duals[i] + gamma[i] * (y - x))
+            duals[i] += a[i] * gamma[i] * (x - y)
+            dual += a[i] * gamma[i] * (x - y) / n
+            moved += d[i] * gamma[i] * (y - x) / n
+        x = x + beta * moved - beta * dual
+        np.testing.assert_allclose(np.asarray(state.server.x), x, rtol=1e-11, atol=1e-12)
+    for name in ("gamma", "a", "d"):
+        said = METHODS["fedvra"](**{name: [1.0, 2.0]}).refuse(Population(n, torch.full((n,), 1 / n)), size)
+        assert said == f"{name} lists 2 values for 20 clients; give one number or one a client"
 
 
 def test_what_is_no_member() -> None:

@@ -88,6 +88,52 @@ def test_a_file_that_the_cases_name_and_the_folder_lacks_fails(tmp_path: Path) -
     assert done.stdout.splitlines()[-1].startswith("5 passed, 1 failed")
 
 
+def test_every_choice_of_fedadmm_that_a_case_may_state(tmp_path: Path) -> None:
+    """A start at the server's model with a server step of 1 too, which a run has to write out; the code's message."""
+    cases, arrays = oracles.load(FOLDER)
+    held = arrays["quadratic"]
+    one = cases["quadratic"]["fedadmm_start_server"]
+    given = {
+        "fedadmm_one": one | {"slr": 1.0},
+        "fedadmm_released": one | {"message": "repo", "slr": 1.0},
+        "fedadmm_neither": one | {"start": "own", "message": "repo", "slr": 1.0},
+    }
+    for case in ("fedadmm_one", "fedadmm_released"):
+        held[f"traj/{case}/x"] = from_theta(held, one["eta"], one["rho"], 1.0, released=case == "fedadmm_released")
+    done = command(written(tmp_path, {"quadratic": given}, quadratic=held))
+    assert done.stdout.splitlines()[-1].startswith("2 passed, 0 failed, 1 not implemented"), done.stdout
+    assert done.returncode == 0
+
+
+def from_theta(held: dict[str, np.ndarray], lr: float, rho: float, eta: float, released: bool) -> np.ndarray:
+    """FedADMM from the server's model; the paper's message, or the code's."""
+    H, b, theta = held["H"].mean(1), held["b"].mean(1), held["x0"]
+    w, y, path = np.tile(theta, (len(H), 1)), np.zeros((len(H), len(theta))), [theta]
+    for ids, steps in zip(held["part_ids"], held["part_steps"], strict=True):
+        change = np.zeros_like(theta)
+        for i in ids:
+            at, before = theta.copy(), w[i] + y[i] / rho
+            for _ in range(steps[i]):
+                at -= lr * (H[i] @ at - b[i] + y[i] + rho * (at - theta))
+            y[i] += rho * (at - theta)
+            w[i] = at
+            change += 2 * (at - theta) if released else at + y[i] / rho - before
+        theta = theta + eta * change / len(ids)
+        path.append(theta)
+    return np.stack(path)
+
+
+def test_a_case_that_the_method_refuses_fails_and_the_others_are_replayed(tmp_path: Path) -> None:
+    cases, arrays = oracles.load(FOLDER)
+    some = {name: cases["quadratic"][name] for name in ("fedvra", "scaffold")}
+    some["fedvra"] = some["fedvra"] | {"a": [1.0, 2.0]}
+    done = command(written(tmp_path, {"quadratic": some}, quadratic=arrays["quadratic"]))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 failed, 0 not implemented")
+    assert "fedvra: " in done.stderr
+    assert "a lists 2 values for 12 clients" in done.stderr
+
+
 def test_what_is_unknown_is_said_and_does_not_fail(tmp_path: Path) -> None:
     done = command(written(tmp_path, {"elsewhere": {}}, elsewhere={"x": np.zeros(1)}))
     assert (done.returncode, done.stdout.splitlines()[0].split()) == (0, ["elsewhere", "not", "implemented"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,10 +18,12 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.server import momentum, with_server
+from fedconcord.support.errors import UserError
 from fedconcord.testing.replay import MISSING, NotImplementedCaseError, Recorded, built, error, named, states
 
 # hyper-parameters that belong to the local solver or the schedule; every other one is an option of the method
 SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}
+FORMS = {("own", "paper"): "paper", ("server", "paper"): "paper_from_theta", ("server", "repo"): "released"}
 RENAMED = {"slr": "server_lr", "w": "weights", "sam": "radius", "lam": "alpha", "smom": "server_momentum"}
 
 
@@ -45,7 +49,12 @@ def method(case: str, settings: Mapping[str, Any], blocks: int) -> Algorithm:
     if options.get("d") == "see README":
         options["d"] = "fednova"
     if factory is METHODS["fedadmm"]:
-        options.setdefault("form", "paper_from_theta" if options.pop("start", "own") == "server" else "paper")
+        form = FORMS.get((options.pop("start", "own"), options.pop("message", "paper")))
+        if form is None:
+            raise NotImplementedCaseError
+        options["form"] = form
+        if isinstance(step := options.get("server_lr"), float):  # as a schedule, which is not refused where 1 is
+            options["server_lr"] = [[0, step]]
     algorithm = built(factory, options)
     return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
 
@@ -115,3 +124,6 @@ def replay(
             yield case, largest_error(case, options, arrays, engine)
         except NotImplementedCaseError:
             yield case, MISSING
+        except UserError as refusal:
+            print(f"{case}: {refusal}", file=sys.stderr)
+            yield case, math.inf

@@ -13,8 +13,8 @@ from fedconcord.support.errors import UserError
 
 def step_theory(
     gamma: float | Sequence[float],
-    a: float,
-    d: float | str,
+    a: float | Sequence[float],
+    d: float | Sequence[float] | str,
     ids: np.ndarray,
     inclusion: np.ndarray,
     steps: np.ndarray,
@@ -24,17 +24,17 @@ def step_theory(
     """Conditions (17) and (18) for n clients of one round, and what Remark 1 chooses for the one with the most steps.
 
     Args:
-        gamma, a, d: the parameters of `fedvra`.
+        gamma, a, d: the parameters of `fedvra`, lists by client among them.
         ids: [n].
         inclusion: [n] p_i.
         steps: [n] Q_i.
         smoothness: [n] bounds of L_i from below; what fails for them fails.
     """
-    penalty = np.array([gamma if isinstance(gamma, int | float) else gamma[i] for i in ids], np.float64)
+    penalty, dual = _of(gamma, ids), _of(a, ids)
     rules = {"inverse_p": 1 / inclusion, "fednova": steps.mean() / steps}
-    scale = rules[d] if isinstance(d, str) else np.full(len(ids), float(d))
+    scale = rules[d] if isinstance(d, str) else _of(d, ids)
     by_client = [
-        conditions(inclusion[k], a, scale[k], penalty[k], lr, int(steps[k]), float(smoothness[k]))
+        conditions(inclusion[k], dual[k], scale[k], penalty[k], lr, int(steps[k]), float(smoothness[k]))
         for k in range(len(ids))
     ]
     checked = []
@@ -51,3 +51,8 @@ def step_theory(
     except UserError as error:
         advice = f"Remark 1 gives no (a, d) here: {error}."
     return StepTheory(checked, "(17) asks for far more than any published run has.", advice, suggested)
+
+
+def _of(value: float | Sequence[float], ids: np.ndarray) -> np.ndarray:
+    numbers = np.asarray(value, np.float64)
+    return numbers[ids] if numbers.ndim else np.full(len(ids), numbers)

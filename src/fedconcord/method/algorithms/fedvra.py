@@ -1,7 +1,7 @@
 """FedVRA: variance-reduced ADMM with two free parameters a and d.
 
 Wang et al., AAAI 2023, Algorithm 1, with beta = 1 / sum_i omega_i gamma_i:
-    local direction g - lambda_i + gamma_i (x_i - x_0),   lambda_i += a gamma_i (x_0 - x_i),
+    local direction g - lambda_i + gamma_i (x_i - x_0),   lambda_i += a_i gamma_i (x_0 - x_i),
     x_0 += beta sum_A omega_i d_i gamma_i (x_i - x_0) - beta lambda,   lambda = sum_i omega_i lambda_i already updated.
 The server keeps beta * lambda and the message is c_i (x_i - x_0) with c_i = beta gamma_i: only that product has a
 meaning, and it is 1 when all gamma are 0 (the FedAvg and FedNova reductions, where beta alone is 1/0).
@@ -37,7 +37,7 @@ from fedconcord.method.contract.identity import definition
 from fedconcord.support.factories import Search
 from fedconcord.support.parameters import NotNegative, Positive, about
 
-Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows
+Rule = Callable[[Sender, Cohort], float | Tensor]  # d_i [] from what the server knows
 
 
 class Server(NamedTuple):
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 class Sums(NamedTuple):
     move: Tensor  # [d] sum omega_i d_i c_i (x_i - x)
-    dual: Tensor  # [d] sum omega_i a c_i (x_i - x)
+    dual: Tensor  # [d] sum omega_i a_i c_i (x_i - x)
 
 
 RULES: dict[str, Rule] = {
@@ -73,10 +73,17 @@ def fedvra(
         about("penalty: one number, or one for each client"),
         Search(0.01, 1.0),
     ] = 0.1,
-    a: Annotated[NotNegative, about("dual step size"), Search(0.5, 20.0)] = 7.0,
+    a: Annotated[
+        NotNegative | list[NotNegative],
+        about("dual step size: one number, or one for each client"),
+        Search(0.5, 20.0),
+    ] = 7.0,
     d: Annotated[
-        Positive | Literal["inverse_p", "fednova"],
-        about("server step size: a number, inverse_p (1 / P(client takes part)) or fednova (Q_eff / (Q_i sum_A p))"),
+        Positive | list[Positive] | Literal["inverse_p", "fednova"],
+        about(
+            "server step size: a number, one for each client, inverse_p (1 / P(client takes part)) or fednova "
+            "(Q_eff / (Q_i sum_A p))"
+        ),
         Search(1.0, 20.0),
     ] = 10.0,
     weights: Annotated[Literal["uniform", "size"], about("weights omega_i over all clients")] = "uniform",
@@ -85,19 +92,19 @@ def fedvra(
 
     Wang et al., AAAI 2023, Algorithm 1.
     """
-    rule: Rule = RULES[d] if isinstance(d, str) else lambda sender, cohort: torch.full_like(sender.p, d)
-
-    def of(client: Client, x: Tensor) -> float | Tensor:
-        return torch.as_tensor(gamma, dtype=x.dtype, device=x.device)[client.id] if isinstance(gamma, list) else gamma
+    rule: Rule = RULES[d] if isinstance(d, str) else lambda sender, cohort: _of(d, sender.id, sender.p)
 
     def init(x: Tensor, population: Population) -> Server:
         total = (population.p * torch.as_tensor(gamma, dtype=population.p.dtype, device=population.p.device)).sum()
         return Server(x, torch.zeros_like(x), torch.where(total > 0, 1 / total, total).to(x))
 
     def finish(down: Down, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-        move, penalty = done.x - down.x, of(client, down.x)
+        move, penalty = done.x - down.x, _of(gamma, client.id, down.x)
         c = torch.where(down.beta > 0, down.beta * penalty, torch.ones_like(down.beta))
-        return c * move, Row(row.dual - a * penalty * move)
+        return c * move, Row(row.dual - _of(a, client.id, down.x) * penalty * move)
+
+    def contribute(up: Tensor, sender: Sender, cohort: Cohort) -> Sums:
+        return Sums(sender.p * rule(sender, cohort) * up, sender.p * _of(a, sender.id, sender.p) * up)
 
     def update(server: Server, total: Sums, cohort: Cohort) -> Server:
         dual = server.dual - total.dual
@@ -107,17 +114,18 @@ def fedvra(
         return Server(x, dual, server.beta)
 
     def refuse(population: Population, cohort: int) -> str | None:
-        if isinstance(gamma, list) and len(gamma) != population.n:
-            return f"gamma lists {len(gamma)} values for {population.n} clients; give one number or one a client"
+        for name, value in (("gamma", gamma), ("a", a), ("d", d)):
+            if isinstance(value, list) and len(value) != population.n:
+                return f"{name} lists {len(value)} values for {population.n} clients; give one number or one a client"
         return None
 
     return Algorithm(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: Down(server.x, server.beta),
-        start=lambda down, row, client: Local(down.x, Constant(-row.dual), Pull(of(client, down.x), down.x)),
+        start=lambda down, row, client: Local(down.x, Constant(-row.dual), Pull(_of(gamma, client.id, down.x), down.x)),
         finish=finish,
-        contribute=lambda up, sender, cohort: Sums(sender.p * rule(sender, cohort) * up, sender.p * a * up),
+        contribute=contribute,
         update=update,
         weights=weights,
         phases=Phases(asynchronous="undamped"),
@@ -135,3 +143,8 @@ def fedvra(
         ),
         refuse=refuse,
     )
+
+
+def _of(value: float | list[float], id: Tensor, like: Tensor) -> float | Tensor:
+    """A number, or those of the clients id: [] and stacked [S, 1]."""
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)[id] if isinstance(value, list) else value
