@@ -55,6 +55,27 @@ def test_every_method_is_as_serial_has_it(name: str, monkeypatch: pytest.MonkeyP
             assert_same(run(replace(job, engine=engine)), reference)
 
 
+@pytest.mark.parametrize("name", ["fedprox", "feddyn", "fedspeed", "fedadmm", "fedvra", "afedpd", "fedavg", "scaffold"])
+@pytest.mark.parametrize("optimiser", ["sign", "lion", "adamw", "muon"])
+def test_weights_without_a_gradient_stay_under_every_optimiser(name: str, optimiser: str) -> None:
+    """Of inputs that are always blank: what a pull leaves of rho (x - anchor) by rounding would be a whole step."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(40, 6)).astype(np.float32), draw.integers(0, 3, 40)
+    x[:, :2] = 0
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+
+    problem = Supervised(build, Dataset("blank", x, y, x, y, 3), np.array_split(np.arange(40), 8))
+    method = with_optimiser(make(name), OPTIMISERS[optimiser](), problem.objective.matrices[1:])
+    engines = (Serial(), Stacked(3, 2), *([COMPILED] if optimiser != "muon" else []))
+    for engine in engines:
+        job = Job(problem, method, replace(SCHEDULE, lr=0.01), engine=engine)
+        first, last = start(job).server.x[:42].view(7, 6), run(job, 6).server.x[:42].view(7, 6)
+        assert float((first - last)[:, :2].abs().max()) < 1e-6, engine
+        assert torch.isclose(first, last)[:, 2:].double().mean() < 0.5
+
+
 def beginning(name: str, piece: Piece) -> Algorithm:
     """A method with one more piece in its steps."""
     method = make(name)

@@ -327,7 +327,11 @@ class Momentum(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """+ rho (x - anchor), outside of the optimiser, so that FedNova's a_i is a linear recursion."""
+    """+ rho (x - anchor), outside of the optimiser, so that FedNova's a_i is a linear recursion.
+
+    It is of the difference, which is 0 at the anchor: rho x - rho anchor need not be, and what takes signs or divides
+    by a root would move parameters that have no gradient.
+    """
 
     rho: float | Tensor
     anchor: Tensor  # [S, d]
@@ -337,9 +341,8 @@ class Pull(NamedTuple):
         return Traits(Place.PULL)
 
     def apply(self, v: Tensor, at: At) -> Tensor:
-        if isinstance(self.rho, Tensor):
-            return v.addcmul_(at.x, self.rho).addcmul_(self.anchor, self.rho, value=-1)
-        return v.add_(at.x, alpha=self.rho).sub_(self.anchor, alpha=self.rho)
+        away = at.x - self.anchor
+        return v.addcmul_(away, self.rho) if isinstance(self.rho, Tensor) else v.add_(away, alpha=self.rho)
 
     def unit(self, zero: Tensor) -> Pull:
         return self._replace(anchor=zero)

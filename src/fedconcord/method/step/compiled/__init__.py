@@ -170,7 +170,7 @@ def _terms(the: Mapping[type, Any], S: int, kind: type[np.generic]) -> dict[str,
     linear, anchor = of(Constant, "c", of(Dual, "dual")), of(Pull, "anchor")
     if Dual in the:
         anchor = the[Dual].anchor
-    elif Pull in the and Table not in the and Momentum not in the:
+    elif Pull in the and not the.keys() & {Table, Momentum, AdamW, Lion, Sign}:
         pulled = the[Pull].rho * anchor
         linear, anchor = -pulled if linear is None else linear - pulled, None
     return {

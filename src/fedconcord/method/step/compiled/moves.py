@@ -124,10 +124,8 @@ def turned(terms, optimiser, mine, g, begin, lo, size):
         add(optimiser.total, lo, size, g, begin, one)
     squares(raw, optimiser.beta2, g, begin, lo, size)
     direct(terms, mine, g, begin, lo, size)
-    if mine.rho != 0:
-        add(g, begin, size, x, lo, mine.rho)
-        if len(mine.anchor) > 0:
-            add(g, begin, size, mine.anchor, lo, -mine.rho)
+    for i in range(size if mine.rho != 0 else 0):
+        g[begin + i] += mine.rho * (x[lo + i] - mine.anchor[lo + i])
     squares(second, optimiser.beta2, g, begin, lo, size)
     if optimiser.kind == ADAMW:
         first, other, now = optimiser.t[0], optimiser.t[1], raw if len(raw) > 0 else second
