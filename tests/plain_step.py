@@ -47,7 +47,8 @@ class Fields(NamedTuple):
     anchor: Tensor | None = None  # [d]
     scale: float | Tensor = 1.0  # [] kappa, weight of the stochastic gradient
     lr_scale: float = 1.0  # factor on eta
-    snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) on the same samples
+    snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) + reference, on the same samples
+    reference: Tensor | None = None  # [d]
     table: Tensor | None = None  # [M, d] last gradient of each block
     mean: Tensor | None = None  # [d] of the table
     table_rate: float | Tensor = 0.0  # []
@@ -64,7 +65,7 @@ class Fields(NamedTuple):
 
 NAMES = {  # of a piece's fields
     Ascent: {"dual": "tilt", "common": "common"},
-    Snapshot: {"z": "snapshot"},
+    Snapshot: {"z": "snapshot", "c": "reference"},
     Table: {"table": "table", "mean": "mean", "rate": "table_rate"},
     Scale: {"kappa": "scale"},
     Dual: {"dual": "dual", "rate": "dual_rate", "anchor": "dual_anchor"},
@@ -135,7 +136,7 @@ def solve(
             g = objective.gradient(above, samples)
         if local.snapshot is not None:
             evaluations += each
-            g = g - objective.gradient(local.snapshot, samples)
+            g = g - objective.gradient(local.snapshot, samples) + (0.0 if local.reference is None else local.reference)
         return clipped(g, solver.clip)
 
     def pull() -> Tensor | float:

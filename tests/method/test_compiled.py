@@ -148,7 +148,13 @@ WITH_RULES = {
     "dog": Solver(pace=sizes.dog()),
     "normed": Solver(pace=sizes.normed()),
 }
-ALLOWED = [(name, key) for name in NESTED for key in WITH_RULES if refuse(WITH_RULES[key], NESTED[name]) is None]
+AHEAD = ("pfedme", "perfedavg", "ditto on pFedMe", "ahead", "nested")  # whose gradients are at points of their own
+ALLOWED = [
+    (name, key)
+    for name in NESTED
+    for key in WITH_RULES
+    if refuse(WITH_RULES[key], NESTED[name]) is None and not (key.startswith("sam") and name.startswith(AHEAD))
+]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_reductions_can_fail(method: Any, options: dict[str, Any]) -> None:
     assert float((found - path(METHODS[method](**options), Stacked(None))).norm(dim=-1).max()) > 1e-3
 
 
+@pytest.mark.parametrize("tau_eff", ["a", "tau"])
+@pytest.mark.parametrize("weights", ["uniform", "size", "unbiased"])
+def test_fednova_of_equal_steps_is_fedavg_whatever_the_weights_sum_to(weights: str, tau_eff: str) -> None:
+    """tau_eff is a mean of the clients' work, and unbiased weights sum to 1 in expectation alone."""
+    for nova in ("fednova", "fednova_vr"):
+        ends = []
+        for method in (METHODS[nova](weights=weights, tau_eff=tau_eff), METHODS["fedavg"](weights=weights)):
+            job = quadratic_job(method, 5)
+            ends.append(advance(job, start(job)).server.x)  # fednova_vr's control variates are 0 in round 0
+        torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("engine", [Serial(), Stacked(None)])
 def test_every_parameter_by_client_is_algorithm_1(engine: Serial | Stacked) -> None:
     n, size, steps, lr = 20, 5, 3, 0.1

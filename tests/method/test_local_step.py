@@ -166,6 +166,8 @@ ROWS = {
     "look": Row((Look(0.1), PULL), "CR"),
     "moreau": Row((Moreau(0.5, 3, 0.1, ZEROS), PULL), "CR"),
     "snapshot": Row((Snapshot(vectors(D)),), "FCR"),
+    "snapshot with its mean": Row((Snapshot(vectors(D), vectors(5, D)), Scale(0.7), PULL), "CR"),
+    "snapshot with its mean, and clip": Row((Snapshot(vectors(D), vectors(D)), Clip(0.2), PULL), "CR"),
     "snapshot, scaled": Row((Snapshot(vectors(D)), Scale(0.7), Constant(vectors(5, D))), "FCR"),
     "clip": Row((Clip(0.2),), "CR"),
     "ascent, snapshot and clip": Row((Ascent(0.1), Snapshot(vectors(D)), Clip(0.2)), "CR"),

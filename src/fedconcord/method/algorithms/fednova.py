@@ -78,15 +78,17 @@ def fednova(
     Wang et al., IEEE TSP 2021 (NeurIPS 2020), eqs. (15)-(17).
     """
 
-    def update(server: Server, total: Message | Varied, cohort: Cohort) -> Server:
-        effective = total.a if tau_eff == "a" else total.tau
-        return Server(server.x + server_lr * effective * total.move)
+    def update(server: Server, total: tuple[Message | Varied, Tensor], cohort: Cohort) -> Server:
+        sums, w = total
+        effective = sums.a if tau_eff == "a" else sums.tau
+        effective = effective / w if weights == "unbiased" else effective  # a mean, whatever the w sum to
+        return Server(server.x + server_lr * effective * sums.move)
 
     return Algorithm(
         init=lambda x, population: Server(x),
         start=lambda x, row, client: Local(x, Pull(mu, x)),
         finish=lambda x, row, done, client: (Message(done.x - x, done.normaliser, done.steps), row),
-        contribute=lambda up, sender, cohort: normalised(up, sender),
+        contribute=lambda up, sender, cohort: (normalised(up, sender), sender.w),
         update=update,
         weights=weights,
         phases=Phases(asynchronous="undamped"),
@@ -126,7 +128,7 @@ def fednova_vr(
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, Constant(down.c - row.c), Pull(mu, down.x)),
         finish=finish,
-        contribute=lambda up, sender, cohort: normalised(up, sender)._replace(c=sender.p * up.c),
-        update=lambda server, total, cohort: Corrected(nova.update(server, total, cohort).x, server.c + total.c),
+        contribute=lambda up, sender, cohort: (normalised(up, sender)._replace(c=sender.p * up.c), sender.w),
+        update=lambda server, total, cohort: Corrected(nova.update(server, total, cohort).x, server.c + total[0].c),
         facts=CONTROL._replace(remedies=("drift",)),
     )

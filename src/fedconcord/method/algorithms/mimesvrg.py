@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.method.algorithms.fedavg import ServerLR, WeightsOption, fedavg
-from fedconcord.method.contract import Algorithm, Constant, Facts, Local, Phases, Prelude, Snapshot
+from fedconcord.method.contract import Algorithm, Facts, Local, Phases, Prelude, Snapshot
 from fedconcord.method.contract.identity import definition
 
 
@@ -31,7 +31,7 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
     """
     return replace(
         fedavg(server_lr, weights),
-        start=lambda down, row, client: Local(down.x, Snapshot(down.x), Constant(down.c)),
+        start=lambda down, row, client: Local(down.x, Snapshot(down.x, down.c)),
         phases=Phases(
             prelude=Prelude(
                 contribute=lambda gradient, sender, cohort: sender.w * gradient,

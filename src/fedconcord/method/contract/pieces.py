@@ -162,16 +162,18 @@ class Perturbed(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """g(x) - g(z) on the same samples (SVRG, Mime)."""
+    """g(x) - g(z) + c on the same samples, c the mean of what is taken off (SVRG, Mime)."""
 
     z: Tensor  # [d]
+    c: Tensor | None = None  # [S, d]; None where a `Constant` has it
 
     @property
     def traits(self) -> Traits:
         return Traits(Place.REFERENCE, costs=1)
 
     def apply(self, g: Tensor, at: At) -> Tensor:
-        return g.sub_(at.gradient(self.z.expand_as(at.x)))
+        g.sub_(at.gradient(self.z.expand_as(at.x)))
+        return g if self.c is None else g.add_(self.c)
 
     def unit(self, zero: Tensor) -> None:
         return None
@@ -329,8 +331,7 @@ class Momentum(NamedTuple):
 class Pull(NamedTuple):
     """+ rho (x - anchor), outside of the optimiser, so that FedNova's a_i is a linear recursion.
 
-    It is of the difference, which is 0 at the anchor: rho x - rho anchor need not be, and what takes signs or divides
-    by a root would move parameters that have no gradient.
+    rho x - rho anchor is not 0 at the anchor: signs and roots would move parameters that have no gradient.
     """
 
     rho: float | Tensor

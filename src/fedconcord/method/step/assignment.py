@@ -5,7 +5,7 @@ it knows, and its row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from fedconcord.method.contract import (
     Algorithm,
     Client,
     Conditions,
-    Constant,
     Done,
     Draws,
     Local,
@@ -25,7 +24,6 @@ from fedconcord.method.contract import (
     Parts,
     Regulariser,
     Rule,
-    Scale,
     Settle,
     Snapshot,
     Tree,
@@ -35,21 +33,24 @@ from fedconcord.method.contract import (
 )
 from fedconcord.method.contract.optimisers import MeanGradient
 from fedconcord.method.contract.pieces import (
-    Ascent,
-    Clip,
-    Decay,
     HasPotential,
     HasUnit,
     Limit,
-    Momentum,
     Piece,
-    Place,
     Pull,
     gradients_of,
 )
-from fedconcord.method.contract.wide import HasWide
 from fedconcord.method.step import sizes
 from fedconcord.method.step.noise import with_noise
+from fedconcord.method.step.order import (
+    in_released_order,
+    is_narrow,
+    plain,
+    split,
+    together,
+    user_pieces,
+    with_one_constant,
+)
 from fedconcord.method.step.sizes import StepSize
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.step.walk import Chain, Walked, response
@@ -105,6 +106,7 @@ class Assignment(NamedTuple):
         Raises:
             UserError: a piece of the method does not go with what is asked for.
         """
+        local = split(local, self.solver)
         solver, pieces = self.solver, self.pieces(local, shared)
         for piece in pieces:
             kind = type(piece).__name__
@@ -113,13 +115,13 @@ class Assignment(NamedTuple):
             if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
                 raise UserError(f"L-BFGS minimises the client's problem, and {kind} is no term of it; use sgd")
         mine = local.pieces if shared is not None else ()
-        alone = {id(piece) for piece in mine if _is_narrow(piece, local.x.shape[-1])}
+        alone = {id(piece) for piece in mine if is_narrow(piece, local.x.shape[-1])}
         narrow = tuple(id(piece) in alone for piece in pieces)
         if on_host:
-            pieces = [_plain(piece) for piece in pieces]
+            pieces = [plain(piece) for piece in pieces]
         stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
         if solver.clip_direction is not None and solver.clip_form == "released":
-            pieces = _in_released_order(pieces, solver.clip_direction)
+            pieces = in_released_order(pieces, solver.clip_direction)
         if self.rule is None:
             size: StepSize = solver.sizes(lr * local.lr_scale)
         else:
@@ -129,15 +131,11 @@ class Assignment(NamedTuple):
         prox = None if regulariser is None else regulariser.prox
         if shared is not None:
             return Chain(local.x, tuple(pieces), size, prox, solver.tolerance, shared, narrow)
-        return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
+        return Chain(local.x, with_one_constant(pieces), size, prox, solver.tolerance)
 
     def pieces(self, local: Local, shared: int | None = None) -> list[Piece]:
         """What is in each step, in its order: the method's pieces, and of the user's those that it has none for."""
-        mine = [piece for piece in local.pieces if not _is_nothing(piece)]
-        owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
-        theirs = _user_pieces(self.solver, self.oracle, local.x, shared)
-        together = (*mine, *(piece for piece in theirs if piece.traits.place not in owned))
-        return sorted(together, key=lambda piece: piece.traits.place)
+        return together(local, user_pieces(self.solver, self.oracle, local.x, shared))
 
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
         """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""
@@ -154,76 +152,6 @@ class Assignment(NamedTuple):
         mean = ended.get(MeanGradient)
         gradient = mean.total / count.clamp(min=1) if isinstance(mean, MeanGradient) else None
         return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count), gradient=gradient)
-
-
-def _is_narrow(piece: Piece, width: int) -> bool:
-    """Whether a method's piece acts on what is shared alone: it has no vector of u [d + e], and is none that has any
-    width."""
-    values: Any = piece
-    return not isinstance(piece, HasWide) and not any(
-        isinstance(value, Tensor) and value.ndim > 0 and value.shape[-1] == width for value in values
-    )
-
-
-def _user_pieces(solver: Solver, oracle: Oracle, x: Tensor, shared: int | None = None) -> list[Piece]:
-    """The pieces that a user chose, for models like x [..., d]."""
-    pieces: list[Piece] = []
-    if oracle.kind == "sam":
-        pieces.append(Ascent(oracle.radius))
-    if solver.clip is not None:
-        pieces.append(Clip(solver.clip, shared))
-    if solver.weight_decay:
-        pieces.append(Decay(solver.weight_decay))
-    if solver.momentum:
-        pieces.append(Momentum(solver.momentum, x.new_zeros(x.shape[-1]), solver.nesterov))
-    if solver.clip_direction is not None:
-        pieces.append(Limit(solver.clip_direction, shared))
-    return pieces
-
-
-def _is_nothing(piece: Piece) -> bool:
-    """Whether a piece changes nothing, by its numbers."""
-    if isinstance(piece, Pull):
-        return not isinstance(piece.rho, Tensor) and piece.rho == 0.0
-    return isinstance(piece, Scale) and not isinstance(piece.kappa, Tensor) and piece.kappa == 1.0
-
-
-def _plain(piece: Piece) -> Piece:
-    """The piece with plain numbers for those that all clients share: they need not go with each."""
-    fields: Any = piece
-    values = [
-        float(value) if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" else value
-        for value in fields
-    ]
-    plain: Piece = type(fields)._make(values)
-    return plain
-
-
-def _with_one_constant(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """The pieces with neighbouring constants as their sum."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Constant) and isinstance(last, Constant):
-            joined[-1] = Constant(last.c + piece.c)
-        else:
-            joined.append(piece)
-    return tuple(joined)
-
-
-def _in_released_order(pieces: list[Piece], limit: float) -> list[Piece]:
-    """The pieces in the order of FL-Simulator's and FedDyn's code.
-
-    The gradient with all that is constant is clipped, - rho anchor among it; weight decay and rho x are added after.
-    """
-    early = [p for p in pieces if p.traits.place <= Place.CONSTANT and not isinstance(p, Decay)]
-    decays: list[Piece] = [piece for piece in pieces if isinstance(piece, Decay)]
-    pulls = [piece for piece in pieces if isinstance(piece, Pull)]
-    anchors: list[Piece] = [Constant(-pull.rho * pull.anchor) for pull in pulls]
-    free: list[Piece] = [pull._replace(anchor=torch.zeros_like(pull.anchor)) for pull in pulls]
-    optimiser = [piece for piece in pieces if piece.traits.place == Place.OPTIMISER]
-    late = [piece for piece in pieces if piece.traits.place > Place.LIMIT]
-    return [*early, *anchors, Clip(limit), *decays, *optimiser, *free, *late]
 
 
 # -- what clients know and keep ----------------------------------------------------------------------------------------
@@ -275,9 +203,7 @@ def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None
     """The local problem whose mini-batch gradients are SVRG-corrected around the server's model x, if asked."""
     if oracle.kind != "svrg":
         return local
-    assert gradient is not None
-    scale = local.piece(Scale)
-    return local.having(Snapshot(x), Constant(gradient if scale is None else scale.kappa * gradient))
+    return local.having(Snapshot(x, gradient))
 
 
 def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -> tuple[Objective, Tree, Tensor | None]:

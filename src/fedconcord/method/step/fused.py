@@ -46,6 +46,8 @@ def fused(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
         return None
     if dual is not None and (ruled or chain.the(Constant) is not None):
         return None
+    if (snapshot := chain.the(Snapshot)) is not None and snapshot.c is not None:
+        return None
     if sam is not None and (sam.dual is not None or chain.the(Perturbed) is not None):
         return None
     if any(isinstance(number, Tensor) for number in (pull and pull.rho, scale and scale.kappa)):

@@ -135,7 +135,7 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
     oracle, is_newton = (step.oracle or solver.oracle).kind, step.hessian_at is not None
     corrects = step.blocks is not None or algorithm.phases.prelude is not None
     is_proximal = regularised and step.regularise == "local"
-    if step.oracle is not None and solver.oracle.kind not in ("minibatch", oracle):
+    if step.oracle is not None and solver.oracle.kind != "minibatch" and solver.oracle != step.oracle:
         yield f"the method brings its own gradient, {oracle}; leave local.oracle at minibatch"
     if corrects and oracle != "minibatch":
         yield f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle}"
@@ -145,6 +145,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
         yield "the method takes one Newton or gradient step a round; use plain local SGD"
     if solver.nesterov and not solver.momentum:
         yield "local.nesterov is a form of momentum; set local.momentum > 0, or leave it out"
+    if solver.clip_direction is None and solver.clip_form != Solver().clip_form:
+        yield f"local.clip_form {solver.clip_form} has no effect without local.clip_direction; give both or neither"
     if solver.clip_direction is not None:  # why a direction cannot be clipped
         if is_lbfgs:
             yield "L-BFGS chooses its own steps; leave local.clip_direction out"
@@ -159,6 +161,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
             )
     if step.fixed and (is_lbfgs or solver.momentum):
         yield "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
+    if step.fixed and not solver.sizes().is_constant:
+        yield "the method's steps are sized by its own; leave local.step_decay and step_schedule out"
     if is_lbfgs and needs.normaliser:
         yield "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
     if is_lbfgs and (solver.momentum or solver.clip is not None or not solver.sizes().is_constant):

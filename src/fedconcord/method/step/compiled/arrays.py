@@ -44,6 +44,7 @@ class Terms(NamedTuple):
     linear: np.ndarray  # [S or 1, d] a constant; or a dual [S, d] that moves, in place
     anchor: np.ndarray  # [S or 1, d]; absent where linear holds - rho anchor
     snapshot: np.ndarray  # [S or 1, d]
+    reference: np.ndarray  # [S or 1, d] with a snapshot, before the clip
     buffer: np.ndarray  # [S, d], changed in place
     table: np.ndarray  # [S, M, d], changed in place
     mean: np.ndarray  # [S, d] of the table, changed in place

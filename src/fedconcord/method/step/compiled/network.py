@@ -281,6 +281,7 @@ def cohort(net, draw, terms, further, optimiser, x, own):
                 if turn == ASCENT:
                     ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, point)
             if whole:
+                add(own.gradient, 0, terms.reference.shape[1], row(terms.reference, s), 0, one)
                 long = norm(own.gradient) if terms.clip > 0 else zero
                 if long > terms.clip:
                     scale(own.gradient, 0, x.shape[1], terms.clip / long)
