@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,6 +77,12 @@ def _place_in_theirs(error: BaseException) -> str:
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
     last = [one for one in frames if one.filename == frames[0].filename and "site-packages" not in one.filename][-1:]
     return "".join(f" ({Path(one.filename).name}, line {one.lineno})" for one in last)
+
+
+def raised_in(files: Collection[str], error: BaseException) -> str | None:
+    """What code in these files raised, and where, as a sentence; None where none of it was at work."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: {in_words(error)}" if frames else None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -26,6 +26,10 @@ def write_bytes(path: Path, content: bytes | Iterable[bytes | memoryview], mode:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(path)  # which the caller knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

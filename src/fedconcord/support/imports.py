@@ -46,6 +46,12 @@ def trusted() -> list[str]:
     return sorted(_NAMED)
 
 
+def files() -> set[str]:
+    """The files of the modules that were imported by these paths."""
+    modules = [sys.modules.get(path.partition(":")[0]) for path in _NAMED]
+    return {str(module.__file__) for module in modules if module is not None}
+
+
 def check(text: str, what: str) -> None:
     """Refuse import paths that nobody here named.
 

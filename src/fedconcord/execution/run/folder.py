@@ -52,12 +52,18 @@ def read_description(folder: Path) -> dict[str, Any]:
     """run.json of a folder.
 
     Raises:
-        UserError: the folder holds no run.
+        UserError: the folder holds no run, or its run.json is damaged.
     """
     try:
-        return read_json(folder / "run.json")
+        description = read_json(folder / "run.json")
     except FileNotFoundError:
         raise UserError(f"{folder} holds no run (no run.json); give a folder that a run or comparison wrote") from None
+    for key, kind in (("rounds_done", int), ("config", dict)):
+        if not isinstance(description.get(key, kind()), kind):
+            raise UserError(
+                f"{folder / 'run.json'} is damaged: {key} is {description[key]!r}; restore it or start anew"
+            )
+    return description
 
 
 def trust(folder: str | Path | None) -> None:

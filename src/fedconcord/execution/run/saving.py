@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedconcord.execution.run.folder import CHECKPOINT, versions
 from fedconcord.execution.run.observers import Observer
 from fedconcord.execution.run.tables import Tables
 from fedconcord.support import files, sums
+from fedconcord.support.errors import UserError
 
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
 SHARE = 9  # times as long as a checkpoint takes lie between two
@@ -59,6 +61,16 @@ class Saving:
             return
         sums.write(self.folder, self.tables.contents() | self.clock.contents() | self.describe(status, state))
         self.written = time.monotonic()
+
+    @contextmanager
+    def noting_failure(self, state: Callable[[], State]) -> Iterator[None]:
+        """run.json says `failed` of a run that an error ends, after the rounds of `state`."""
+        try:
+            yield
+        except Exception:
+            with suppress(UserError, OSError):  # the error tells more than why it could not be noted
+                self.write("failed", state())
+            raise
 
     def describe(self, status: str, state: State) -> dict[str, bytes]:
         """run.json by its name."""

@@ -156,6 +156,8 @@ def _part(data: Any) -> dict[str, np.ndarray]:
         parts = {str(name): _part(one) for name, one in data.items()}
         if not parts:
             raise UserError("data has no clients; give a mapping of clients to (X, y)")
+        if empty := [name for name, part in parts.items() if not len(part["x"])]:
+            raise UserError(f"data: client {empty[0]!r} has no samples; leave it out")
         shapes = {name: part["x"].shape[1:] for name, part in parts.items()}
         first = next(iter(shapes))
         for name, shape in shapes.items():

@@ -141,7 +141,8 @@ def _numbers(c: Values, where: str) -> np.ndarray:
     if values is None:
         texts = [v for v in c.values.to_pylist() if numbers(pa.array([v])) is None]
         raise UserError(
-            f"{where}: label column {c.name!r} has {texts[0]!r}, which is no number; a number is to be learnt"
+            f"{where}: label column {c.name!r} has {texts[0]!r}, which is no number; classes come from one label "
+            "column, several are numbers, or 0 and 1 each"
         )
     if not np.isfinite(values).all():
         raise UserError(f"{where}: label column {c.name!r} has a value that is not finite; drop such rows")

@@ -93,6 +93,9 @@ def features_of(source: Source, settings: Input) -> list[str]:
         for name in listed:
             column(source, name, option)
     others = {*settings.label, *settings.ignore, *client, *person}
+    for option, listed in keys.items():
+        if twice := [name for name in listed if name in settings.ignore]:
+            raise UserError(f"column {twice[0]!r} is named by {option} and by input.ignore; leave it out of one")
     if settings.client in settings.label:
         raise UserError(f"column {settings.client!r} is both label and client; give two columns")
     if settings.person in (*settings.label, *client):

@@ -111,7 +111,9 @@ def make_listing() -> dict[str, Any]:
     from fedconcord.study.settings.parts import REGISTRIES
 
     groups, methods = catalogue.table(), available()
-    registries = {registry.topic: registry.things for registry in REGISTRIES.values()} | {"trackers": TRACKERS}
+    registries: dict[str, Mapping[str, Any]] = {"trackers": TRACKERS}
+    for registry in REGISTRIES.values():  # two may share a topic
+        registries[registry.topic] = {**registries.get(registry.topic, {}), **registry.things}
     special = ("methods", "metrics")
     entries = {
         topic: [_entry(name, things) for name in things] for topic, things in registries.items() if topic not in special

@@ -83,9 +83,12 @@ def call(arguments: Sequence[str]) -> int:
         complain("interrupted before the first round; nothing was written")
         return 130
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        from fedconcord.support import errors, imports
+
+        said = _usage(error) if hasattr(error, "format_message") else errors.raised_in(imports.files(), error)
+        if said is None:
             raise
-        fail(_usage(error))
+        fail(said)
         return 2
 
 

@@ -54,8 +54,13 @@ def interrupted(folder: Path, again: str) -> typer.Exit:
     return typer.Exit(130)
 
 
-def latest_metric(metrics: Mapping[str, float]) -> str:
-    """The one metric that a person follows."""
+def latest_metric(metrics: Mapping[str, float], own: bool = False) -> str:
+    """The one metric that a person follows; `own`: of clients' own models, on what they set apart."""
+    if own:
+        measures = {
+            name.replace("validation_", "test_"): v for name, v in metrics.items() if name.startswith("validation_")
+        }
+        return f"own models' {latest_metric(measures)}".replace("test_", "") if measures else ""
     if "test_accuracy" in metrics:
         return f"accuracy {100 * metrics['test_accuracy']:.1f} %"
     tested = [name for name in metrics if name.startswith("test_") and name != "test_loss"]
@@ -129,6 +134,7 @@ class Show(Watch):
         self.entries: Sequence[Entry] = ()
         self.folder: Path | None = None
         self.tasks: dict[int, TaskID] = {}  # of runs
+        self.own: dict[int, bool] = {}  # whether a run answers with a model a client
         self.total: TaskID | None = None  # the bar of all rounds
         self.title = ""  # of that bar
         self.rounds: dict[int, int] = {}  # that runs are expected to take
@@ -169,7 +175,7 @@ class Show(Watch):
         self.left = Left(sum(self.rounds.values()))
         for task in self.bars.task_ids:
             self.bars.remove_task(task)
-        self.tasks, self.total, count = {}, None, len(stage.entries)
+        self.tasks, self.own, self.total, count = {}, {}, None, len(stage.entries)
         last = max(entry.config.rounds for entry in stage.entries)
         self.title = f"all {count} runs" if self.has_bar_per_run else f"{count} run{'s' * (count > 1)} to round {last}"
         if count > 1 or not self.has_bar_per_run:
@@ -190,7 +196,7 @@ class Show(Watch):
             self._say_size(entry)
         self.left.see(number, row.round)
         rounds_done = sum(self.left.at.values())
-        latest = latest_metric(row.metrics) if row.metrics else None
+        latest = latest_metric(row.metrics, self._is_own(number, entry)) if row.metrics else None
         if number in self.tasks:
             self.bars.update(self.tasks[number], completed=row.round)
             if latest is not None:
@@ -206,6 +212,15 @@ class Show(Watch):
             else:
                 rounds = sum(one.config.rounds for one in self.entries)
                 say(f"{self.title}: {rounds_done} of {rounds} rounds{remaining}")
+
+    def _is_own(self, number: int, entry: Entry) -> bool:
+        """Whether the run answers with a model a client."""
+        if number not in self.own:
+            from fedconcord.execution.run.folder import read_description
+
+            there = (entry.folder / "run.json").is_file()
+            self.own[number] = there and bool(read_description(entry.folder).get("own"))
+        return self.own[number]
 
     def _say_size(self, entry: Entry) -> None:
         """The bytes of the clients' state, where they are many."""
@@ -233,7 +248,11 @@ class Show(Watch):
             return
         count = f"[{self.ended}/{len(self.entries)}] " if len(self.entries) > 1 else ""
         rounds = f"{result.rounds} of {entry.config.rounds}" if result.rounds < entry.config.rounds else result.rounds
-        outcome = f"{result.status}, {rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
+        outcome = (
+            f"{result.status}, {rounds} rounds, {latest_metric(result.metrics, self._is_own(number, entry))}".rstrip(
+                ", "
+            )
+        )
         outcome = f"failed: {result.error}" if result.status == "failed" else outcome
         if number in self.tasks:
             self.bars.remove_task(self.tasks[number])

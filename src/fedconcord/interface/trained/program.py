@@ -231,7 +231,8 @@ def _save(trained: Trained, format: Kind, path: Path) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of its insides
         if format == "torch":
-            torch.export.save(torch.export.export(trained.program, (example,), dynamic_shapes=free), path)
+            with path.open("wb") as file:  # torch's own errors name neither the file nor a reason
+                torch.export.save(torch.export.export(trained.program, (example,), dynamic_shapes=free), file)
             return
         logger = logging.getLogger(NOISY)
         level = logger.level

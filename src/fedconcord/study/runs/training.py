@@ -191,7 +191,8 @@ def _loop(
     over = table.diverged or patience.stopped is not None
     team.any()  # all have read what there is
     clock.lap("load")
-    with interrupts.deferred() as interrupted:  # from here on run.json says `running`
+    # from here on run.json says `running`
+    with interrupts.deferred() as interrupted, saving.noting_failure(lambda: state):
         if past is None:
             team.tell(lambda: _write_first(job, folder, options, saving.describe("running", state)))
         saving.write("running", state)

@@ -40,11 +40,11 @@ def calibrated(config: Config) -> Config:
             "coins, 'disjoint(20)'"
         )
     if privacy.clip is None:
-        keys = ("noise", "epsilon", "client_clip", "client_noise")
-        lonely = next((key for key in keys if getattr(privacy, key) is not None), None)
+        keys, usual = ("noise", "epsilon", "client_clip", "client_noise", "delta", "kind"), type(privacy)()
+        lonely = next((key for key in keys if getattr(privacy, key) != getattr(usual, key)), None)
         if lonely is not None:
             raise UserError(
-                f"privacy.{lonely} {getattr(privacy, lonely):g} needs a bound on what a client sends; give "
+                f"privacy.{lonely} {grammar.text(getattr(privacy, lonely))} needs a bound on what a client sends; give "
                 "privacy.clip too, as in --dp-clip 1"
             )
         return config

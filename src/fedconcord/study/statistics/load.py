@@ -36,7 +36,7 @@ class Head:
     method: str
     label: str
     seed: int
-    status: Literal["complete", "interrupted", "running", "diverged"]
+    status: Literal["complete", "interrupted", "running", "diverged", "failed"]
     rounds: int
     rounds_done: int
     models: tuple[str, ...]  # the first has the plain columns: that which the run answers with
@@ -135,11 +135,11 @@ def _table(path: Path, *needed: str) -> dict[str, Array]:
     return {name: table[:, j] for j, name in enumerate(header)}
 
 
-def _metrics(path: Path) -> dict[str, Array]:
+def _metrics(path: Path, is_complete: bool) -> dict[str, Array]:
     table = _table(path, "round", *COSTS)
     if not np.all(np.isfinite(table["round"])) or np.any(np.diff(table["round"]) <= 0):
         raise UserError(f"{path}: the column 'round' must hold increasing numbers")
-    if len(table) == 1 + len(COSTS):
+    if len(table) == 1 + len(COSTS) and (is_complete or len(table["round"])):  # else nothing was evaluated yet
         raise UserError(f"{path}: holds no evaluation column, only {', '.join(table)}")
     return table
 
@@ -159,7 +159,7 @@ def _run(folder: Path) -> Run:
     head = _head(folder / "run.json")
     path = folder / "metrics.csv"
     if path.exists():
-        table = _metrics(path)
+        table = _metrics(path, head.status == "complete")
     elif head.status == "complete":
         raise UserError(f"{path}: is missing although the run is complete; restore it or remove the folder")
     else:  # started, nothing evaluated yet

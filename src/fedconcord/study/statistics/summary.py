@@ -109,7 +109,9 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
     runs = m.finished or tuple(r for r in m.runs if not r.diverged)
     prefix = "" if model == m.answer else f"{model}:"
     states = [("diverged", sum(r.diverged for r in m.runs))]
-    states += [(s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted")]
+    states += [
+        (s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted", "failed")
+    ]
     column = prefix + metric.column
     last = [float(metric.scale(r.metrics[column][r.round <= horizon])[-1]) for r in runs if column in r.metrics]
     has_loss = loss is not None and any(prefix + loss.column in r.metrics for r in runs)
@@ -177,6 +179,8 @@ def _warnings(
             sentences.append(
                 f"{who} was interrupted {at}; `fedconcord run --resume {shlex.quote(str(r.folder))}` continues it."
             )
+        elif r.head.status == "failed":
+            sentences.append(f"{who} failed {at}; its values are those of the rounds before.")
         elif r.head.status == "running":
             sentences.append(f"{who} was still running {at} when this page was written.")
     ends = sorted({int(r.round[-1]) for m in methods for r in m.finished if r.head.stopped is None})
