@@ -1,7 +1,7 @@
 """What today's models and local optimisers cost: local optimisers, batch normalisation, and LoRA beside plain loops.
 
     python benchmarks/models.py                    all parts: the tables of docs/speed.md
-    python benchmarks/models.py --only adapters    one of optimisers, normalisation, adapters
+    python benchmarks/models.py --only adapters    one of optimisers, matrices, normalisation, adapters
 
 Contestants of a row train round by round in turn in one process, on weights, photographs and tokens drawn at random.
 Ratios are of rounds of the same turn: their median and its 95 % interval, of processor time and of time.
@@ -26,6 +26,7 @@ from turns import in_turn
 
 from fedconcord import Dataset, Job, advance, evaluate, start
 from fedconcord.execution.job import resolved
+from fedconcord.method.contract.optimisers import newton_schulz
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
@@ -220,7 +221,29 @@ def minilm(folder: str) -> None:
     BertModel(BertConfig(**MINILM)).save_pretrained(folder)
 
 
-PARTS = {"optimisers": optimisers, "normalisation": normalisation, "adapters": adapters}
+def as_printed(x: Tensor) -> Tensor:
+    """Newton-Schulz's five steps as Jordan et al. have them."""
+    x = x.mT if (is_tall := x.shape[-2] > x.shape[-1]) else x
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    return x.mT if is_tall else x
+
+
+def matrices(turns: int, folder: str) -> None:
+    """Muon's orthogonal steps of stacked matrices beside the printed loop, ten at a time."""
+
+    def ten(steps: Callable[[Tensor], Tensor], x: Tensor) -> Round:
+        return lambda: [steps(x) for _ in range(10)]
+
+    for shape in ((1, 200, 784), (1, 384, 1536), (10, 200, 200), (10, 64, 576), (10, 64, 64), (10, 16, 144)):
+        x = torch.randn(shape)
+        both = {"as printed": ten(as_printed, x), "muon": ten(newton_schulz, x)}
+        show(f"10 times {' x '.join(map(str, shape))}", both, turns)
+
+
+PARTS = {"optimisers": optimisers, "matrices": matrices, "normalisation": normalisation, "adapters": adapters}
 
 
 def main() -> None:
@@ -229,7 +252,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15, help="measured rounds of each contestant")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if args.only != "normalisation":
+        if args.only not in ("normalisation", "matrices"):
             minilm(folder)
         print("| job | contestant | over | processor time | time |\n|---|---|---|--:|--:|")
         for part in [args.only] if args.only else PARTS:

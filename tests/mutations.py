@@ -209,12 +209,10 @@ MUTATIONS: dict[str, Mutation] = {
         "Constant(penalty * row.h), Pull(penalty, down.x)", "Constant(penalty * row.h)"
     ),
     "feddyn: offset from participants only": feddyn("sender.p * move)", "sender.w * move)"),
-    "fednova: tau_eff cancelled": fednova(
-        ("a=sender.w * up.a,", "a=sender.w / up.a,"), ("total.a if", "1 / total.a if")
-    ),
+    "fednova: tau_eff cancelled": fednova(("a=sender.w * up.a,", "a=sender.w / up.a,"), ("sums.a if", "1 / sums.a if")),
     "fednova: models averaged, not moves": fednova(
         ("Message(done.x - x,", "Message(done.x,"),
-        ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),
+        ("Server(server.x + server_lr * effective * sums.move)", "Server(effective * sums.move)"),
     ),
     "fednova: no momentum in a_i": Mutation(
         (Edit("method/contract/pieces.py", "return self._replace(buffer=zero)", "return None"),),
@@ -762,8 +760,38 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/wrappers/optimisers.py", "(done.steps.clamp(min=1) * client.lr)", "(2 * client.lr)"),),
         ("tests/method/test_optimisers.py", "-k", "equations"),
     ),
+    "a pull by its halves, which rounding leaves apart": Mutation(
+        (
+            Edit(
+                "method/contract/pieces.py",
+                "v.add_(away, alpha=self.rho)",
+                "v.add_(at.x, alpha=self.rho).sub_(self.anchor, alpha=self.rho)",
+            ),
+        ),
+        ("tests/method/test_compiled.py", "-k", "without_a_gradient"),
+    ),
+    "svrg: its mean comes after the clip": Mutation(
+        (Edit("method/step/order.py", "looks = solver.clip is not None or any(", "looks = any("),),
+        ("tests/method/test_reference.py",),
+    ),
+    "svrg: its mean comes after the moments": Mutation(
+        (Edit("method/step/order.py", "piece.traits.place == Place.MEASURE for", "False for"),),
+        ("tests/method/test_reference.py",),
+    ),
+    "muon: a factor of a long matrix is left out": Mutation(
+        (Edit("method/contract/optimisers.py", "way = products(factor, way)", "way = factor"),),
+        ("tests/method/test_optimisers.py", "-k", "newton_schulz"),
+    ),
+    "fednova: the sum of unbiased weights counts twice": Mutation(
+        (Edit("method/algorithms/fednova.py", 'effective / w if weights == "unbiased" else effective', "effective"),),
+        ("tests/method/test_family.py", "-k", "equal_steps"),
+    ),
+    "fedvra: everybody's a is the first client's": Mutation(
+        (Edit("method/algorithms/fedvra.py", "_of(a, sender.id, sender.p)", "_of(a, 0 * sender.id, sender.p)"),),
+        ("tests/method/test_family.py", "-k", "every_parameter"),
+    ),
     "compiled steps: an optimiser leaves the pull out": Mutation(
-        (Edit("method/step/compiled/moves.py", "add(g, begin, size, x, lo, mine.rho)", "pass"),),
+        (Edit("method/step/compiled/moves.py", "range(size if mine.rho != 0 else 0)", "range(0)"),),
         ("tests/method/test_compiled.py", "-k", "optimisers"),
     ),
     "compiled steps: a short batch weighs as a whole one": Mutation(

@@ -187,7 +187,7 @@ def test_no_run_says_that_it_has_ended_before_all_is_there(tmp_path: Path, monke
         full.setattr(checkpoint, "save", fail)
         with pytest.raises(OSError, match="no space"):
             execute(job("fedavg"), tmp_path, rounds=3, info={})
-    assert read_description(tmp_path)["status"] == "running"
+    assert read_description(tmp_path)["status"] == "failed"
     assert execute(job("fedavg"), tmp_path, rounds=3, info={}, resume=True) == "complete"
     assert read_description(tmp_path)["status"] == "complete"
 

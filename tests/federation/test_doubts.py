@@ -174,3 +174,10 @@ def test_flower_check_shows_the_sites_side_by_side(tmp_path: Path, capsys: pytes
         (tmp_path / f"{name}.csv").write_text(text(ROWS[15 * list(parts).index(name) :][:15]))
     assert call(["flower", "check", "--label-column", "ill", "--model", "logreg", *sites]) == 0
     assert "4 sites can begin this job\n" in capsys.readouterr().out
+
+
+def test_a_program_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(60) + b"\x03\x00>\x00" * 30)
+    with pytest.raises(UserError, match=r"t\.csv is no text; save it as CSV UTF-8"):
+        open_table(path)

@@ -123,8 +123,8 @@ def test_every_topic_lists_something() -> None:
 def test_a_run_of_models_of_their_own_is_followed_by_what_judges_those() -> None:
     metrics = {"test_accuracy": 0.1, "validation_accuracy": 0.9, "validation_loss": 0.2}
     assert latest_metric(metrics) == "accuracy 10.0 %"
-    assert latest_metric(metrics, own=True) == "own models' accuracy 90.0 %"
-    assert latest_metric({"test_accuracy": 0.1}, own=True) == ""
+    assert latest_metric(metrics, is_own=True) == "own models' accuracy 90.0 %"
+    assert latest_metric({"test_accuracy": 0.1}, is_own=True) == ""
 
 
 def test_personalised_runs_say_so(own: Path, capsys: pytest.CaptureFixture) -> None:

@@ -71,7 +71,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     "fedconcord_flower": Wing(3255, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
-    "support": Wing(1359, 1000),  # file and line of an error in somebody else's code: 10 lines
+    "support": Wing(
+        1375, 1000
+    ),  # file and line of an error in somebody else's code: 10 lines, and where it is nobody's: 11
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
     # compiled steps of second models, of steps inside a step and ahead: 60 lines; steps with noise of their own: 190
     # clients that hold parts of the model, by the ranks of their factors: 110 lines; replies of several rounds: 5
@@ -89,7 +91,10 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # moments of local optimisers that travel, and a direction behind them, which FedAdamW and both
     # FedMuons are made of: 145
     # gradients at a point that is known before the step, in every way to take steps, and FedLESAM of it: 110
-    "method": Wing(12797, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # Muon's steps of long matrices, and products for them: 45, of which 9 were those of objectives; FedVRA's a and d
+    # by client: 16; gradients of SVRG and Mime that are whole before a clip and a moment: 18; what meets in one step,
+    # said where it cannot: 40, with a file of its own for the order of pieces
+    "method": Wing(12918, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -117,21 +122,22 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # what became of each order without rounds, of simulations as of sites, whose 24 lines are gone: 108; several
     # processes without rounds took away 4; rows that are read and written where they lie: 27
     # rows that a checkpoint takes as they lie, in arrays for all clients: half the memory and no copy, 70
-    # a run that ends at its target: 3
-    "execution": Wing(6814, 4900, ("rows", "messages", "engines", "job", "run")),
+    # a run that ends at its target: 3; one that ends with an error: 12, and a damaged run.json: 4
+    "execution": Wing(6832, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9; the trace among what looks on at a run: 1
     # a run that ends at its target: 5
     # an oracle that keeps something of every client's: 3
     # the rounds that a run is worth when it begins, by runs that have ended: 12, for which no point of a grid waits
-    "study": Wing(6809, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "study": Wing(6817, 5300, ("options", "settings", "statistics", "runs", "search")),
     # what a round of each method took, measured: 27 of `advise`
     "insight": Wing(4482, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
     # how long work may still take whose runs spare others rounds: 7
-    "interface": Wing(2693, 2200, ("trained", "tracking", "api", "cli")),
-    "testing": Wing(1632, 1300),  # checks of any method without rounds: 150 lines
+    # what follows a run of models of their own: 18; errors of own code, and topics that two registries share: 7
+    "interface": Wing(2715, 2200, ("trained", "tracking", "api", "cli")),
+    "testing": Wing(1639, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(210, 200),
 }
 
@@ -295,7 +301,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # moments of local optimisers that travel (FedAdamW, both FedMuons): 141
     # gradients at a point that is known before the step (FedLESAM, alone and with every method): 113
     # the rounds that a run is worth when it begins: 12, and how long that may still take: 7
-    assert sum(sizes().values()) <= 49_220
+    # a second reading by strangers, of methods and of commands (above, by room): 194
+    assert sum(sizes().values()) <= 49_414
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -71,7 +71,8 @@ def open_table(path: Path, missing: Sequence[str] = ()) -> Source:
     with path.open("rb") as file:
         head = file.read(200)
     if kind in (".csv", ".tsv") and (head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) > len(head) // 4):
-        raise UserError(f"{path.name} is no text in UTF-8, but UTF-16 or no text at all; save the table as CSV UTF-8")
+        is_text = head[:2] in (b"\xff\xfe", b"\xfe\xff") or 0 in (head[::2].count(0), head[1::2].count(0))
+        raise UserError(f"{path.name} is {'in UTF-16' if is_text else 'no text'}; save it as CSV UTF-8")
     with _sentences(path):
         source = READERS[kind](path)
     return _without(_checked(source), missing)

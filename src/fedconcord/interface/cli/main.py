@@ -85,10 +85,10 @@ def call(arguments: Sequence[str]) -> int:
     except Exception as error:
         from fedconcord.support import errors, imports
 
-        said = _usage(error) if hasattr(error, "format_message") else errors.raised_in(imports.files(), error)
-        if said is None:
+        line = _usage(error) if hasattr(error, "format_message") else errors.raised_in(imports.files(), error)
+        if line is None:
             raise
-        fail(said)
+        fail(line)
         return 2
 
 

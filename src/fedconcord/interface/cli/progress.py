@@ -54,9 +54,9 @@ def interrupted(folder: Path, again: str) -> typer.Exit:
     return typer.Exit(130)
 
 
-def latest_metric(metrics: Mapping[str, float], own: bool = False) -> str:
-    """The one metric that a person follows; `own`: of clients' own models, on what they set apart."""
-    if own:
+def latest_metric(metrics: Mapping[str, float], is_own: bool = False) -> str:
+    """The one metric that a person follows; `is_own`: of clients' own models, on what they set apart."""
+    if is_own:
         measures = {
             name.replace("validation_", "test_"): v for name, v in metrics.items() if name.startswith("validation_")
         }
@@ -248,11 +248,8 @@ class Show(Watch):
             return
         count = f"[{self.ended}/{len(self.entries)}] " if len(self.entries) > 1 else ""
         rounds = f"{result.rounds} of {entry.config.rounds}" if result.rounds < entry.config.rounds else result.rounds
-        outcome = (
-            f"{result.status}, {rounds} rounds, {latest_metric(result.metrics, self._is_own(number, entry))}".rstrip(
-                ", "
-            )
-        )
+        metric = latest_metric(result.metrics, self._is_own(number, entry))
+        outcome = f"{result.status}, {rounds} rounds, {metric}".rstrip(", ")
         outcome = f"failed: {result.error}" if result.status == "failed" else outcome
         if number in self.tasks:
             self.bars.remove_task(self.tasks[number])

@@ -8,7 +8,8 @@ Every absent client's dual moves by the same rho (mean - theta), so nothing loop
 and s_i += theta_i - mean when active,
     lambda_i = lambda_bar + rho s_i,   lambda_bar = rho (theta - mean),   theta+ = 2 mean+ - mean.
 The row s_i lives where the paper keeps the duals, at the server; the method's answer is the mean model, the paper's
-output. A-FedPDSAM: ibid., with the SAM gradient. Deviation from public forks: their absent duals are assigned (`=`) and
+output. A server optimiser moves theta and all duals with it, as they are measured from there; those of `afedpd_share`
+stay. A-FedPDSAM: ibid., with the SAM gradient. Deviation from public forks: their absent duals are assigned (`=`) and
 not added to (`+=`), which does not converge.
 
 `afedpd_share` is ours: absent duals move by kappa (mean - theta), with kappa = S / N the cohort's share of the

@@ -5,7 +5,8 @@ Wang et al., AAAI 2023, Algorithm 1, with beta = 1 / sum_i omega_i gamma_i:
     x_0 += beta sum_A omega_i d_i gamma_i (x_i - x_0) - beta lambda,   lambda = sum_i omega_i lambda_i already updated.
 The server keeps beta * lambda and the message is c_i (x_i - x_0) with c_i = beta gamma_i: only that product has a
 meaning, and it is 1 when all gamma are 0 (the FedAvg and FedNova reductions, where beta alone is 1/0).
-omega_i are the objective's weights over all clients.
+omega_i are the objective's weights over all clients. Where the objective has a constraint set, local steps are
+projected on it too, which Algorithm 2 leaves to the server; both end at the constrained optimum.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def together(local: Local, theirs: Sequence[Piece]) -> list[Piece]:
     both = [*mine, *(piece for piece in theirs if piece.traits.place not in owned)]
     points = [piece for piece in mine if piece.traits.place == Place.ASCENT]
     radii = {piece.radius if isinstance(piece, Ascent) else None for piece in points}
-    asked = {piece.radius for piece in theirs if isinstance(piece, Ascent)}
-    if (points and not asked <= radii) or (len(points) > 1 and any(isinstance(p, Perturbed) for p in points)):
+    theirs_of_sam = {piece.radius for piece in theirs if isinstance(piece, Ascent)}
+    if (points and not theirs_of_sam <= radii) or (len(points) > 1 and any(isinstance(p, Perturbed) for p in points)):
         raise UserError("the method takes its gradients at points of its own; leave local.oracle at minibatch")
     kinds = [type(piece) for piece in both if not isinstance(piece, Constant)]
     if twice := next((kind.__name__ for kind in kinds if kinds.count(kind) > 1), None):

@@ -158,8 +158,8 @@ def _check_eval(config: Config) -> EvalSettings:
     if config.eval.patience is None and config.eval.watch is not None:
         raise UserError(f"eval.watch {config.eval.watch} has no effect without eval.patience; give both or neither")
     if config.eval.patience is None and config.eval.min_delta != EvalSettings().min_delta:
-        given = f"eval.min_delta {config.eval.min_delta:g}"
-        raise UserError(f"{given} has no effect without eval.patience; give both or neither")
+        setting = f"eval.min_delta {config.eval.min_delta:g}"
+        raise UserError(f"{setting} has no effect without eval.patience; give both or neither")
     if config.eval.stop_at_target and config.eval.target is None:
         raise UserError("eval.stop_at_target has no effect without eval.target; give a target, or leave it out")
     return config.eval.model_copy(update={"personalise": personalise})
