@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedconcord.method.contract.pieces import At, Place, Traits
-from fedconcord.method.contract.products import products
+from fedconcord.method.contract.products import LEAST, products
 
 Matrix = tuple[int, int, int]
 """(begin, rows, columns) of a weight matrix in x [d]."""
@@ -215,14 +215,15 @@ def _second(at: At) -> Tensor:
 def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
     """Matrices [..., rows, columns] with singular values drawn near 1, by a quintic iteration on X / ||X||_F.
 
-    A step is X <- q(S) X with q(S) = a + b S + c S^2 and S = X X^T. In float32, where X is long, all steps are taken on
-    S, which is small: S, q and their products are symmetric and commute, so that S becomes q S q, and X is multiplied
+    A step is X <- q(S) X with q(S) = a + b S + c S^2 and S = X X^T. In float32, where X is large and long, all steps
+    are taken on S: S, q and their products are symmetric and commute, so that S becomes q S q, and X is multiplied
     once. That rounds by some 1e-4 where singular values are spread, so float64, which is for comparing, has the loop.
     """
     if x.shape[-2] > x.shape[-1]:
         return newton_schulz(x.mT, steps).mT
+    rows, columns = x.shape[-2:]
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
-    if x.dtype != torch.float32 or 2 * x.shape[-1] < 3 * x.shape[-2]:
+    if x.dtype != torch.float32 or 2 * columns < 3 * rows or rows * rows * columns < LEAST:
         for _ in range(steps):
             x = products(_quintic(products(x, x)), x.mT)
         return x

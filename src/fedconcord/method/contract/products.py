@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-LEAST = 2**18  # multiplications of one product, below which many are quicker in one call
+LEAST = 2**22  # multiplications of one product, below which many are quicker in one call of torch
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
