@@ -210,6 +210,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "feddyn: offset from participants only": feddyn("sender.p * move)", "sender.w * move)"),
     "fednova: tau_eff cancelled": fednova(("a=sender.w * up.a,", "a=sender.w / up.a,"), ("sums.a if", "1 / sums.a if")),
+    "fednova: tau_eff left out": fednova(
+        ('effective = sums.a if tau_eff == "a" else sums.tau', "effective = torch.ones_like(sums.a)")
+    ),
     "fednova: models averaged, not moves": fednova(
         ("Message(done.x - x,", "Message(done.x,"),
         ("Server(server.x + server_lr * effective * sums.move)", "Server(effective * sums.move)"),

@@ -32,10 +32,11 @@ def totalled(change: Callable[[Any], Any]) -> Change:
 
 def _harmonic(algorithm: Algorithm, setting: Setting) -> Algorithm:
     def contribute(up: Any, sender: Any, cohort: Any) -> Any:
-        return algorithm.contribute(up, sender, cohort)._replace(a=sender.w / up.a)
+        sums, w = algorithm.contribute(up, sender, cohort)
+        return sums._replace(a=sender.w / up.a), w
 
     def update(server: Any, total: Any, cohort: Any) -> Any:
-        return algorithm.update(server, total._replace(a=1 / total.a), cohort)
+        return algorithm.update(server, (total[0]._replace(a=1 / total[0].a), total[1]), cohort)
 
     return replace(algorithm, contribute=contribute, update=update)
 
@@ -52,7 +53,8 @@ def _models(algorithm: Algorithm, setting: Setting) -> Algorithm:
 
 
 def _one(total: Any) -> Any:
-    return total._replace(a=torch.ones_like(total.a), tau=torch.ones_like(total.tau))
+    sums, w = total
+    return sums._replace(a=torch.ones_like(sums.a), tau=torch.ones_like(sums.tau)), w
 
 
 NOVA = (

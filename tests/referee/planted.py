@@ -51,6 +51,7 @@ PLANTED = {
     "feddyn: half of the penalty missing": Planted("feddyn", ("no pull",)),
     "feddyn: offset from participants only": Planted("feddyn", ("memory averaged over the cohort",)),
     "fednova: tau_eff cancelled": Planted("fednova", ("harmonic tau_eff",)),
+    "fednova: tau_eff left out": Planted("fednova", ("tau_eff left out",)),
     "fednova: models averaged, not moves": Planted("fednova", ("normalised models",)),
     "fednova: no momentum in a_i": Planted("fednova", ("momentum not in the normaliser",), momentum=0.9),
     "fedadmm: one dual for all clients": Planted("fedadmm", ("one y for all clients",)),
