@@ -77,6 +77,8 @@ ELSEWHERE = {  # errors in methods' folders that the referee has no name for or 
     "auto: rows of round 0 stay moves": "of one round: it is another method to the referee, without a name",
     "auto: steps that overshoot grow": "of a factor on step sizes: it is another method to the referee, without a name",
     "auto: no step is too long": "of the local rule of step sizes, which no step here is long enough for",
+    "fednova: the sum of unbiased weights counts twice": "of unbiased weights, which no problem here has",
+    "fedvra: everybody's a is the first client's": "of a list of a by client, which no problem here has",
     "fedprox as fedvra: N over S, rounded": "of a table of parameters, not of a method",
     "saga: the table's mean against the method's own constant": "of an oracle on blocks, which are drawn at random",
     "lesam: descends in place of climbing": "of an oracle, which is a setting of every method",
