@@ -80,7 +80,8 @@ def in_turn(
 
 def spread(seconds: Sequence[float]) -> dict[str, Any]:
     """The median of the measured rounds, and all of them."""
-    return {"median": statistics.median(seconds), "all": [round(s, 6) for s in seconds]}
+    every = [round(s, 6) for s in seconds]
+    return {"median": statistics.median(every), "all": every}
 
 
 def peak_rss() -> int:

@@ -610,6 +610,7 @@ MISTAKES = {
     "https://yann.lecun.com/exdb/mnist/, or name the folder above with --data-dir or FEDCONCORD_DATA",
     "compare --methods fedvra(gamma=[1,2])": "fedvra(gamma=[1,2]): gamma lists 2 values for 50 clients; "
     "give one number or one a client",
+    "run --method fedvra(a=[1,2])": "fedvra(a=[1,2]): a lists 2 values for 50 clients; give one number or one a client",
     "report empty": None,
     # what would show itself in some round is said before the first one
     "compare --methods fedavg,vrlsgd": "vrlsgd: vrlsgd needs all 50 clients in every round, and a cohort of 10 may "

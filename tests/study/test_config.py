@@ -646,6 +646,9 @@ def test_fedvra_outside_its_condition_is_a_warning_with_numbers() -> None:
     left = 16 * (1 - (1 - 0.01) ** (5 * 15))
     with pytest.warns(family.StepSizeWarning, match=f"has {left:.3g} on the left"):
         advise(wild)
+    by_client = f"fedvra(gamma={[0.01] * 9 + [0.1]},a={[1] * 9 + [10]},d={[6] * 10})"
+    with pytest.warns(family.StepSizeWarning, match=f"has {left:.3g} on the left"):
+        advise(resolve_run(from_nested({**job, "method": by_client, "local": local}, "test")))
     advise(resolve_run(from_nested({**job, "method": "fedavg", "local": local}, "test")))
     advise(resolve_run(from_nested({**job, "local": {"steps": 1, "lr": 0.01}}, "test")))
 

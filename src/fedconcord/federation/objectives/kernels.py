@@ -5,10 +5,9 @@ Small networks are bound by weight traffic and by dispatch: torch.func's generic
 A gradient of a dense network is never made where it is only to be added: the products add it to what it is for.
 
 What convolutions gain on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the
-pooling it commutes with; and products are oneDNN's.
-So are convolutions, but for weights of 5 x 5, where fewer multiplications do (`winograd`), and for an image of one
-channel, where it has no fast kernel: there they are a product. In bfloat16 a client's weights are cast once a gradient,
-and what is added to the model is cast back first.
+pooling it commutes with; and products are oneDNN's. So are convolutions, but for weights of 5 x 5, where fewer
+multiplications do (`winograd`), and for an image of one channel, where it has no fast kernel: there they are a product.
+In bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first.
 """
 
 from __future__ import annotations

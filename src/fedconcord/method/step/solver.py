@@ -162,7 +162,7 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
     if step.fixed and (is_lbfgs or solver.momentum):
         yield "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
     if step.fixed and not solver.sizes().is_constant:
-        yield "the method's steps are sized by its own; leave local.step_decay and step_schedule out"
+        yield "the method prescribes its own local step; leave local.step_decay and step_schedule out"
     if is_lbfgs and needs.normaliser:
         yield "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
     if is_lbfgs and (solver.momentum or solver.clip is not None or not solver.sizes().is_constant):

@@ -232,7 +232,7 @@ def advise(config: Config) -> None:
     inner = supervised(problem_of(config)) if config.privacy.unit == "sample" else None
     if inner is not None and (why := rows_note(config, inner.data.persons)) is not None:
         warnings.warn(why, stacklevel=2)
-    if config.method != "fedvra" or not isinstance(parameters["d"], int | float):
+    if config.method != "fedvra" or isinstance(parameters["d"], str):
         return
     local, problem = config.local, problem_of(config)
     if local.seconds is not None or not isinstance(local.lr, float):
@@ -241,9 +241,11 @@ def advise(config: Config) -> None:
     most = int(most_work(work or 1, config.clients))
     if local.steps is None:
         most *= epoch_steps(int(problem.roster.samples.max()), batch_of(local.batch_size))
-    gamma = max(parameters["gamma"]) if isinstance(parameters["gamma"], list) else parameters["gamma"]
-    share = config.cohort / config.clients
-    family.check(family.conditions(share, parameters["a"], parameters["d"], gamma, local.lr, most))
+    share, of = config.cohort / config.clients, [parameters[key] for key in ("a", "d", "gamma")]
+    n = max(len(values) if isinstance(values, list) else 1 for values in of)  # 1 where no parameter is by client
+    every = zip(*(values if isinstance(values, list) else [values] * n for values in of), strict=False)
+    by_client = [family.conditions(share, a, d, gamma, local.lr, most) for a, d, gamma in every]
+    family.check([max(one, key=lambda condition: condition.left) for one in zip(*by_client, strict=True)])
 
 
 def refuse(job: Job, config: Config) -> None:

@@ -155,11 +155,9 @@ def _check_eval(config: Config) -> EvalSettings:
         raise UserError(
             f"eval.personalise {personalise} is judged on samples that clients set apart; set validation, as in 0.1"
         )
-    if config.eval.patience is None and config.eval.watch is not None:
-        raise UserError(f"eval.watch {config.eval.watch} has no effect without eval.patience; give both or neither")
-    if config.eval.patience is None and config.eval.min_delta != EvalSettings().min_delta:
-        setting = f"eval.min_delta {config.eval.min_delta:g}"
-        raise UserError(f"{setting} has no effect without eval.patience; give both or neither")
+    for key in ("watch", "min_delta") if config.eval.patience is None else ():
+        if (value := getattr(config.eval, key)) != getattr(EvalSettings(), key):
+            raise UserError(f"eval.{key} {value} has no effect without eval.patience; give both or neither")
     if config.eval.stop_at_target and config.eval.target is None:
         raise UserError("eval.stop_at_target has no effect without eval.target; give a target, or leave it out")
     return config.eval.model_copy(update={"personalise": personalise})

@@ -109,9 +109,8 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
     runs = m.finished or tuple(r for r in m.runs if not r.diverged)
     prefix = "" if model == m.answer else f"{model}:"
     states = [("diverged", sum(r.diverged for r in m.runs))]
-    states += [
-        (s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted", "failed")
-    ]
+    there = Counter(r.head.status for r in m.runs if not r.diverged)
+    states += [(status, there[status]) for status in ("running", "interrupted", "failed")]
     column = prefix + metric.column
     last = [float(metric.scale(r.metrics[column][r.round <= horizon])[-1]) for r in runs if column in r.metrics]
     has_loss = loss is not None and any(prefix + loss.column in r.metrics for r in runs)
