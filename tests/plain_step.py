@@ -10,6 +10,7 @@ mean += rate * (g - table[j]) and table[j] = g; a dual gains dual_rate * (x - an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from fedconcord.method.contract import (
 )
 from fedconcord.method.step import step
 from fedconcord.method.step.assignment import Assignment, local_regulariser
+from fedconcord.method.step.sizes import ByStep
 from fedconcord.method.step.solver import Solver
 
 BY_LBFGS = step.solve
@@ -117,6 +119,7 @@ def solve(
     paced = None if rule is None else begin(rule, local, x, solver.weight_decay)
     before: Tensor | None = None  # the last step's direction
     taken = evaluations = 0
+    factors: Callable[[int], float] = solver.step_schedule or (lambda k: 1.0)
     if solver.kind == "lbfgs":
         return BY_LBFGS(objective, assignment, given, steps, blocks, whole, lr, full_cost)
     each = full_cost if oracle.kind == "full" else 1
@@ -162,7 +165,7 @@ def solve(
         if local.metric is not None:
             step = torch.linalg.solve(local.metric, step)
         if rule is None or paced is None:
-            eta: float | Tensor = base * solver.step_decay**k
+            eta: float | Tensor = base * factors(k)
         else:
             paced = measured(rule, paced, local, base, step, before, x)
             eta, before = base * paced.size, step
@@ -186,7 +189,7 @@ def solve(
     if algorithm.needs.normaliser and paced is not None:
         norm = paced.response[0]
     elif algorithm.needs.normaliser:
-        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale, solver.nesterov)
+        norm = normaliser(count, taken, local.prox, base, momentum, factors, local.scale, solver.nesterov)
     ended = {"table": table, "mean": mean, "dual": dual, "buffer": buffer, "tilt": tilt}
     seen = {name: value[0] for name, value in told(paced, count[None]).items()}
     return Done(x, count, norm, tuple(_ended(piece, ended) for piece in given.pieces), **seen), evaluations
@@ -204,7 +207,7 @@ def normaliser(
     prox: float | Tensor,
     lr: float,
     momentum: float,
-    step_decay: float = 1.0,
+    factors: Callable[[int], float] = lambda k: 1.0,
     scale: float | Tensor = 1.0,
     nesterov: bool = False,
 ) -> Tensor:
@@ -217,20 +220,23 @@ def normaliser(
         longest: a bound on them, known to the host so that nothing waits for the device.
         prox: the proximal weight, a number or one a client.
         lr: local step size eta.
-        momentum, step_decay, nesterov: of the local solver.
+        momentum, nesterov: of the local solver.
+        factors: of eta in each step.
         scale: weight of the gradient in the direction.
 
     Returns: the shape of `steps`; equal to `steps` for plain SGD.
     """
-    if momentum == 0.0 and step_decay == 1.0 and not isinstance(prox, Tensor) and prox == 0.0:
-        return steps * scale
-    moved, buffer, eta = torch.zeros_like(steps), 0.0 * scale, 1.0
+    moved, buffer = torch.zeros_like(steps), 0.0 * scale
     for k in range(longest):
         buffer = momentum * buffer + scale
         direction = scale + momentum * buffer if nesterov else buffer
-        moved = torch.where(steps > k, moved + eta * (direction - lr * prox * moved), moved)
-        eta *= step_decay
+        moved = torch.where(steps > k, moved + factors(k) * (direction - lr * prox * moved), moved)
     return moved
+
+
+def falling(factor: float) -> ByStep:
+    """Step sizes that fall by a factor in every step."""
+    return ByStep(f"{factor} a step", lambda k: factor**k)
 
 
 def momentum_of(solver: Solver, local: Fields) -> float:

@@ -41,6 +41,7 @@ from fedconcord.method.step.step import minimise
 from fedconcord.method.step.walk import Chain
 from fedconcord.method.wrappers.tables import with_table
 from fedconcord.support.errors import UserError
+from plain_step import falling
 from table import TABLE, batches_of, make
 from tiers import tiers
 
@@ -173,14 +174,14 @@ def test_bits_do_not_depend_on_who_was_first() -> None:
 @pytest.mark.parametrize(
     "solver",
     [
-        Solver(momentum=0.9, step_decay=0.9),
+        Solver(momentum=0.9, step_schedule=falling(0.9)),
         Solver(weight_decay=0.1, clip=0.2, step_schedule=ByStep("up", lambda k: (k + 1) / 9)),
         Solver(oracle=Oracle("full")),
         Solver(oracle=Oracle("sam", 0.1)),
         Solver(oracle=Oracle("svrg"), momentum=0.5),
         Solver(tolerance=0.05),
         Solver(tolerance=0.05, weight_decay=0.3),
-        Solver(momentum=0.8, step_decay=0.9, nesterov=True),
+        Solver(momentum=0.8, step_schedule=falling(0.9), nesterov=True),
         Solver(weight_decay=0.1, clip_direction=0.2, clip_form="released"),
     ],
     ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance", "tolerance-decay", "nesterov", "clip-direction"],

@@ -1,6 +1,7 @@
 """What happens where code of the user's raises, and what a run that failed leaves to those beside it."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,22 @@ def breaks():
             raise ValueError("bang of a method")
         return done.x - down, row
     return replace(METHODS["fedavg"](), finish=finish)
+
+
+def nothing(outputs, targets):
+    return None
+
+
+@definition()
+def no_pair():
+    """FedAvg whose clients keep nothing, not even their row."""
+    return replace(METHODS["fedavg"](), finish=lambda down, row, done, client: done.x - down)
+
+
+@definition()
+def no_sum():
+    """FedAvg to whose sums clients add nothing."""
+    return replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: None)
 '''
 JOB = ["--data=digits", "--model=logreg", "--rounds=4", "--clients=4", "--cohort=4", "--partition=iid"]
 
@@ -64,8 +81,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_own_code_raises_is_a_sentence(own: Path, words: str, said: str, capsys: pytest.CaptureFixture) -> None:
     assert cli.call(["run", *JOB, *words.split()]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: breaking.py, line ")
-    assert last.endswith(said)
+    assert re.fullmatch(rf"error: {said} \(breaking\.py, line \d+\)", last)
+
+
+@pytest.mark.parametrize("words", ["--loss breaking:nothing", "--method breaking:no_pair", "--method breaking:no_sum"])
+def test_what_comes_of_what_own_code_returned_is_a_sentence(
+    own: Path, words: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.call(["run", *JOB, *words.split()]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"error: \w+Error: .* \(\w+\.py, line \d+\), which may come of what code in breaking\.py", last)
 
 
 def test_an_error_of_ours_is_no_mistake_of_the_user_s(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +100,22 @@ def test_an_error_of_ours_is_no_mistake_of_the_user_s(own: Path, monkeypatch: py
     monkeypatch.setattr("fedconcord.study.runs.execution.build", broken, raising=False)
     monkeypatch.setattr("fedconcord.study.runs.training.build", broken, raising=False)
     with pytest.raises(RuntimeError, match="planted"):
-        cli.call(["run", *JOB, "--lr-schedule", "breaking:schedule"])
+        cli.call(["run", *JOB])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--method pfedme --set local.oracle=sam(0.1)", "the method takes its gradients at points of its own"),
+        ("--local-optimiser muon", "muon is for hidden weight matrices"),
+    ],
+)
+def test_pieces_that_make_no_step_are_refused_before_a_folder_is_taken(
+    own: Path, words: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.call(["run", *JOB, *words.split(), "--out", "none"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (own / "none").exists()
 
 
 def test_a_comparison_has_its_report_though_a_run_failed(own: Path, capsys: pytest.CaptureFixture) -> None:

@@ -104,7 +104,7 @@ def test_products_of_every_width_are_those_of_numpy() -> None:
 SOLVERS = {
     "momentum": Solver(momentum=0.5, weight_decay=0.01),
     "nesterov": Solver(momentum=0.5, nesterov=True),
-    "clip": Solver(clip=0.5, step_decay=0.9, weight_decay=0.1, step_schedule=sizes.ByStep("up", lambda k: (k + 1) / 9)),
+    "clip": Solver(clip=0.5, weight_decay=0.1, step_schedule=sizes.ByStep("up", lambda k: 0.9**k * (k + 1) / 9)),
     "momentum and clip": Solver(momentum=0.5, clip=0.5),
     "full": Solver(oracle=Oracle("full"), weight_decay=0.1),
     "sam": Solver(oracle=Oracle("sam", 0.1), momentum=0.5),

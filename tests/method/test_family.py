@@ -96,6 +96,7 @@ def test_every_parameter_by_client_is_algorithm_1(engine: Serial | Stacked) -> N
             moved += d[i] * gamma[i] * (y - x) / n
         x = x + beta * moved - beta * dual
         np.testing.assert_allclose(np.asarray(state.server.x), x, rtol=1e-11, atol=1e-12)
+    assert job.cost.up == state.bytes_up / (12 * size)  # found on tensors without values
     for name in ("gamma", "a", "d"):
         said = METHODS["fedvra"](**{name: [1.0, 2.0]}).refuse(Population(n, torch.full((n,), 1 / n)), size)
         assert said == f"{name} lists 2 values for 20 clients; give one number or one a client"

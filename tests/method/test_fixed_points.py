@@ -18,6 +18,7 @@ from fedconcord.method.step.sizes import ByStep, delta
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.support.errors import UserError
 from fedconcord.testing.bench import run
+from plain_step import falling
 from table import TABLE, make
 from tiers import tiers
 
@@ -283,7 +284,7 @@ QUICK = ("fedcm", "mofedsam", "scaffold", "fednova")
     ("solver", "lr", "plain"),
     [
         (Solver(momentum=0.8), 0.01, 0.05),
-        (Solver(step_decay=0.6), 0.1, 0.05),
+        (Solver(step_schedule=falling(0.6)), 0.1, 0.05),
         (Solver(step_schedule=ByStep("up and down", lambda k: 1.0 / (1 + abs(k - 2)))), 0.1, 0.05),
         (Solver(pace=delta()), 1.0, 0.3),
     ],

@@ -75,7 +75,7 @@ def test_every_method(name: str) -> None:
     ("solver", "times"),
     [
         (Solver(momentum=0.5, nesterov=True, weight_decay=0.01), 2),
-        (Solver(clip=0.1, step_decay=0.9, step_schedule=ByStep("up", lambda k: (k + 1) / 9)), 2),
+        (Solver(clip=0.1, step_schedule=ByStep("up", lambda k: 0.9**k * (k + 1) / 9)), 2),
         (Solver(clip_direction=0.1), 2),
         (Solver(oracle=Oracle("sam", radius=0.1)), 2),
         (Solver(oracle=Oracle("full")), 2),

@@ -47,6 +47,7 @@ from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.step.walk import Chain, Walked, response, rows_of, walk
 from fedconcord.method.wrappers.optimisers import LocalOptimiser, adamw, muon, sign
 from fedconcord.support.errors import UserError
+from plain_step import falling
 from table import TABLE, make
 from tiers import tiers
 
@@ -54,8 +55,8 @@ from tiers import tiers
 
 SETTINGS = {
     "plain": Solver(),
-    "momentum": Solver(momentum=0.9, step_decay=0.9),
-    "nesterov": Solver(momentum=0.8, step_decay=0.9, nesterov=True),
+    "momentum": Solver(momentum=0.9, step_schedule=falling(0.9)),
+    "nesterov": Solver(momentum=0.8, step_schedule=falling(0.9), nesterov=True),
     "decay and clip": Solver(weight_decay=0.1, clip=0.2),
     "full": Solver(oracle=Oracle("full")),
     "sam": Solver(oracle=Oracle("sam", 0.1), momentum=0.5),
@@ -139,7 +140,7 @@ def later(optimiser: LocalOptimiser) -> tuple[Piece, ...]:
 
 ROWS = {
     "nothing": Row((), "FCR"),
-    "step sizes that shrink": Row((), "FCR", Fixed(0.1, 0.9)),
+    "step sizes that shrink": Row((), "FCR", Fixed(0.1, falling(0.9))),
     "a regulariser": Row((Constant(vectors(D)),), "FR", prox=l1(0.1).prox),
     "a tolerance": Row((Decay(0.1), PULL), "", tolerance=1e-3),
     "ascent": Row((Ascent(0.1),), "FCR"),
@@ -195,7 +196,7 @@ ROWS = {
             *(Momentum(0.5, vectors(D)), PULL),
         ),
         "FCR",
-        Fixed(0.1, 0.9),
+        Fixed(0.1, falling(0.9)),
     ),
     "pull": Row((PULL,), "FCR"),
     "pull, a number and an anchor each": Row((Pull(EACH, vectors(5, D)),), "CR"),

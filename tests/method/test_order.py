@@ -13,6 +13,7 @@ from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.wrappers.ditto import with_ditto
 from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.support.errors import UserError
+from plain_step import falling
 from table import make
 
 SAM, PLAIN = Oracle("sam", 0.1), Solver()
@@ -57,4 +58,4 @@ def test_the_user_s_pieces_stand_among_the_method_s() -> None:
 
 def test_a_schedule_of_steps_that_a_method_sizes_is_refused() -> None:
     for method in ("fedadmm_inexact", "mfl"):
-        assert "step_decay" in str(refuse(Solver(step_decay=0.9), make(method)))
+        assert "step_schedule" in str(refuse(Solver(step_schedule=falling(0.9)), make(method)))

@@ -30,6 +30,7 @@ from fedconcord.method.wrappers.optimisers import adamw, with_optimiser
 from fedconcord.support import imports
 from fedconcord.support.errors import UserError
 from pages import ROOT, does, says, steps
+from plain_step import falling
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -319,7 +320,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
         Solver(kind="lbfgs"),
         Solver(tolerance=0.1),
         Solver(momentum=0.5),
-        Solver(step_decay=0.9),
+        Solver(step_schedule=falling(0.9)),
     ):
         assert refuse(solver, with_code(METHODS["fedavg"](), code)), solver
     for name in ("losac", "mimesvrg", "auto"):

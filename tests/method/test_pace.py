@@ -30,6 +30,7 @@ from fedconcord.study.settings.job import build
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
+from plain_step import falling
 from table import TABLE, make
 from tiers import tiers
 
@@ -321,7 +322,7 @@ def test_a_shared_tensor_stays_on_the_short_way(monkeypatch: pytest.MonkeyPatch)
     [
         (Solver(kind="lbfgs"), make("fedavg"), "L-BFGS chooses its own steps, and so does a rule"),
         (Solver(momentum=0.5), make("fedavg"), "directions, which momentum mixes"),
-        (Solver(step_decay=0.9), make("fedavg"), "leave local.step_decay at 1"),
+        (Solver(step_schedule=falling(0.9)), make("fedavg"), "leave local.step_schedule out"),
         (Solver(clip_direction=1.0, clip_form="released"), make("fedavg"), "local.clip_form released clips a part"),
         (Solver(), make("mfl"), "prescribes its own local step"),
         (Solver(), make("fedhybrid"), "prescribes its own local step"),

@@ -22,6 +22,7 @@ from fedconcord.method.wrappers.perturbed import with_estimated_ascent
 from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.support.errors import UserError
 from fedconcord.testing import algorithm_checks
+from plain_step import falling
 from table import batches_of
 
 N, COHORT, D, BLOCKS = 8, 3, 5, 3
@@ -224,7 +225,7 @@ def test_fedcm_divides_by_the_steps_that_were_taken(name: str, engine: Engine) -
     [
         Solver(momentum=0.8),
         Solver(momentum=0.8, nesterov=True),
-        Solver(step_decay=0.7),
+        Solver(step_schedule=falling(0.7)),
         Solver(momentum=0.8, step_schedule=ByStep("up and down", lambda k: 1.0 / (1 + abs(k - 2)))),
     ],
 )
@@ -243,7 +244,7 @@ def test_fedcm_divides_by_what_steps_make_of_a_direction(solver: Solver, engine:
                 now = alpha * gradient(y, int(i), k) + (1 - alpha) * direction
                 buffer, one = solver.momentum * buffer + now, solver.momentum * one + 1
                 ahead = solver.momentum if solver.nesterov else 0.0
-                size = solver.step_decay**k if solver.step_schedule is None else 1.0 / (1 + abs(k - 2))
+                size = 1.0 if solver.step_schedule is None else solver.step_schedule(k)
                 y = y - lr * size * (now + ahead * buffer if ahead else buffer)
                 response += size * (1 + ahead * one if ahead else one)
             moves.append(y - x)
@@ -479,7 +480,7 @@ def test_the_whole_direction_clipped(engine: Engine, momentum: float) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_local_sgd_is_torch_s(engine: Engine, nesterov: bool, largest: float | None, decay: float) -> None:
     """torch.optim.SGD itself on every client, fresh each round; gradients clipped and step sizes decayed before."""
-    this = job(METHODS["fedavg"](), Solver(0.8, 0.05, nesterov=nesterov, clip=largest, step_decay=decay))
+    this = job(METHODS["fedavg"](), Solver(0.8, 0.05, nesterov=nesterov, clip=largest, step_schedule=falling(decay)))
     x, want, cut = origin(this), [], 0
     for plan, gradient in plans(this):
         models = []

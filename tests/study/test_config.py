@@ -18,6 +18,7 @@ from fedconcord.federation.participation.work import WORK
 from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.method.algorithms import METHODS, family, plugins
 from fedconcord.method.contract import Oracle
+from fedconcord.method.step.sizes import ByStep
 from fedconcord.method.step.solver import Solver
 from fedconcord.study.settings import parts
 from fedconcord.study.settings.job import advise, build
@@ -558,7 +559,7 @@ def test_settings_become_a_job() -> None:
         resolve_run(
             options(
                 "local.momentum=0.9", "local.weight_decay=0.01", "local.clip=3", "local.lr_decay=0.99",
-                "local.step_decay=0.95", "local.tolerance=1e-3", "local.oracle=svrg",
+                "local.step_schedule=step(1, 0.95)", "local.tolerance=1e-3", "local.oracle=svrg",
                 "engine.chunk=2", method="fednova(mu=0.1)", data="quadratics(dim=4)", clients=6, cohort=2, seed=3,
                 local__steps=4, local__batch_size="full", local__lr=0.2, engine__dtype="float64",
             )
@@ -566,7 +567,9 @@ def test_settings_become_a_job() -> None:
     )  # fmt: skip
     assert job.problem.objective.dim == 4
     assert job.problem.roster.n == 6
-    assert job.solver == Solver(0.9, 0.01, 3.0, Oracle("svrg"), 0.95, 1e-3)
+    assert job.solver == Solver(
+        0.9, 0.01, 3.0, Oracle("svrg"), 1e-3, step_schedule=ByStep("step(1, 0.95)", lambda k: 0.95**k)
+    )
     clipped = build(
         resolve_run(
             options(

@@ -160,8 +160,8 @@ def test_a_new_option_is_one_field_of_the_schema(tmp_path: Path, monkeypatch: py
     shutil.copytree(SOURCE, tmp_path / "fedconcord", ignore=shutil.ignore_patterns("__pycache__"))
     schema = tmp_path / "fedconcord" / "study" / "settings" / "settings.py"
     text = schema.read_text()
-    assert "    step_decay: " in text
-    schema.write_text(text.replace("    step_decay: ", f"{PLANTED}    step_decay: ", 1))
+    assert "    step_schedule: " in text
+    schema.write_text(text.replace("    step_schedule: ", f"{PLANTED}    step_schedule: ", 1))
     environment = {
         "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(options.__file__).parent}",
         "XDG_CACHE_HOME": str(tmp_path),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedconcord.support.synonyms import SYNONYMS
+
+OURS = str(Path(__file__).parents[1])
 
 
 class UserError(ValueError):
@@ -68,21 +70,26 @@ def foreign(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{what}: {in_words(error)}{_place_in_theirs(error)}") from error
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(OURS)]
+        first = [one for one in frames if one.filename == frames[0].filename and "site-packages" not in one.filename]
+        raise UserError(f"{what}: {in_words(error)}{_at(first)}") from error
 
 
-def _place_in_theirs(error: BaseException) -> str:
-    """' (mine.py, line 12)': the last line in the first file that is not ours, or '' if there is none."""
-    ours = str(Path(__file__).parents[1])
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
-    last = [one for one in frames if one.filename == frames[0].filename and "site-packages" not in one.filename][-1:]
-    return "".join(f" ({Path(one.filename).name}, line {one.lineno})" for one in last)
+def raised_with(files: Collection[str], error: BaseException) -> str | None:
+    """What code in these files raised, and where, as a sentence, or what came of what it returned; None without any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not files or (theirs := [one for one in frames if one.filename in files]):
+        return f"{in_words(error)}{_at(theirs)}" if files else None
+    return (
+        f"{in_words(error)}{_at(frames)}, which may come of what code in "
+        f"{', '.join(sorted(Path(name).name for name in files))} returned; a method is tested by "
+        "fedconcord.testing.check_algorithm"
+    )
 
 
-def raised_in(files: Collection[str], error: BaseException) -> str | None:
-    """What code in these files raised, and where, as a sentence; None where none of it was at work."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
-    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: {in_words(error)}" if frames else None
+def _at(frames: Sequence[traceback.FrameSummary]) -> str:
+    """' (mine.py, line 12)' of the last of these lines, or '' if there is none."""
+    return "".join(f" ({Path(one.filename).name}, line {one.lineno})" for one in frames[-1:])
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -94,20 +94,28 @@ def reasons(job: Job) -> Iterator[str]:
         )
     if job.engine.team.size > n:
         yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
+    if algorithm.step.hessian_at is not None and objective.hessian is None:
+        yield "the method takes Newton steps, and this problem has no Hessians; use a method without"
+    for attempt in _attempts(job):
+        try:
+            attempt()
+        except UserError as refused:
+            yield str(refused)
+        except Exception:  # a method of one's own may read numbers, which forms have none of; its first round has them
+            continue
+
+
+def _attempts(job: Job) -> Iterator[Callable[[], object]]:
+    """What refuses itself: pieces that make no step, a term, blocks of a client's samples, Hessians."""
+    algorithm, objective, samples = job.algorithm, job.problem.objective, job.problem.roster.samples
+    x, first, smallest = job.problem.init(job.schedule.seed), np.zeros(1, np.int64), int(samples.argmin())
+    yield lambda: job.assignment.pieces(forms(algorithm, x).local)
+    if algorithm.step.term is not None:
+        yield lambda: with_term_of(objective, algorithm, x, None, first)
     if algorithm.step.blocks is not None:
-        smallest = int(roster.samples.argmin())
-        try:
-            job.schedule.draws.members(algorithm, smallest, int(roster.samples[smallest]))
-        except UserError as short:
-            yield str(short)
-    if algorithm.step.hessian_at is not None:
-        if objective.hessian is None:
-            yield "the method takes Newton steps, and this problem has no Hessians; use a method without"
-            return
-        try:
-            objective.hessian(job.problem.init(job.schedule.seed), torch.tensor([0], device=objective.device))
-        except UserError as large:
-            yield str(large)
+        yield lambda: job.schedule.draws.members(algorithm, smallest, int(samples[smallest]))
+    if algorithm.step.hessian_at is not None and (hessian := objective.hessian) is not None:
+        yield lambda: hessian(x, torch.as_tensor(first, device=objective.device))
 
 
 def _of_ranks(job: Job) -> Iterator[str]:
@@ -268,8 +276,3 @@ def _of_term(job: Job) -> Iterator[str]:
             yield f"{why}, and {what}; {advice}"
         if draws.width(job.algorithm, MANY) == MANY:
             yield f"{why}, and local.batch_size full takes them in parts where they are many; give it a number"
-    try:
-        x = job.problem.init(job.schedule.seed)
-        with_term_of(job.problem.objective, job.algorithm, x, None, np.zeros(1, np.int64))
-    except UserError as unfit:
-        yield str(unfit)

@@ -85,7 +85,7 @@ def call(arguments: Sequence[str]) -> int:
     except Exception as error:
         from fedconcord.support import errors, imports
 
-        line = _usage(error) if hasattr(error, "format_message") else errors.raised_in(imports.files(), error)
+        line = _usage(error) if hasattr(error, "format_message") else errors.raised_with(imports.files(), error)
         if line is None:
             raise
         fail(line)

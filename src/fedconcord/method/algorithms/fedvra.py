@@ -148,4 +148,4 @@ def fedvra(
 
 def _of(value: float | list[float], id: Tensor, like: Tensor) -> float | Tensor:
     """A number, or those of the clients id: [] and stacked [S, 1]."""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device)[id] if isinstance(value, list) else value
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).take(id) if isinstance(value, list) else value

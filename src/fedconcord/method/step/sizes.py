@@ -109,19 +109,13 @@ class ByStep:
 
 
 class Fixed(NamedTuple):
-    """eta decay^k times the schedule's factor: the round's step size, and the local solver's factors of steps."""
+    """The round's step size, times the factor that the local solver's schedule gives each step."""
 
     eta: float
-    decay: float = 1.0
     schedule: ByStep | None = None
 
-    @property
-    def is_constant(self) -> bool:
-        return self.decay == 1.0 and self.schedule is None
-
     def at(self, k: int) -> float:
-        size = self.eta * self.decay**k
-        return size if self.schedule is None else size * self.schedule(k)
+        return self.eta if self.schedule is None else self.eta * self.schedule(k)
 
     def size(self, v: Tensor, at: At) -> float:
         return self.at(at.k)

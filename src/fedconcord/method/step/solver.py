@@ -31,7 +31,6 @@ class Solver(NamedTuple):
     weight_decay: float = 0.0  # times x in the direction
     clip: float | None = None  # largest l2 norm of a client's stochastic gradient
     oracle: Oracle = Oracle()  # which gradient of f_i
-    step_decay: float = 1.0  # eta_k = eta * step_decay ** k within a round
     tolerance: float | None = None  # stop when ||grad L_i||^2 <= this (FedADMM eq. (6)); the planned steps are the cap
     kind: Literal["sgd", "lbfgs"] = "sgd"  # SGD, or L-BFGS on all samples
     nesterov: bool = False  # the momentum's form
@@ -42,7 +41,7 @@ class Solver(NamedTuple):
 
     def sizes(self, eta: float = 1.0) -> Fixed:
         """The step sizes of a round, where no rule finds them."""
-        return Fixed(eta, self.step_decay, self.step_schedule)
+        return Fixed(eta, self.step_schedule)
 
 
 # -- the gradient oracles by name: which gradient of f_i a local step uses ---------------------------------------------
@@ -111,8 +110,8 @@ def _optimiser_reasons(solver: Solver, algorithm: Algorithm, is_proximal: bool) 
     if step.code is not None:
         if (step.oracle or solver.oracle).kind != "minibatch" or step.blocks or algorithm.phases.prelude is not None:
             yield f"the method or local.oracle takes gradients of its own, which {name} does not; leave local.code out"
-        if solver.tolerance is not None or not solver.sizes().is_constant:
-            yield f"{name} ends and sizes its steps itself; leave local.tolerance, step_decay and step_schedule out"
+        if solver.tolerance is not None or solver.step_schedule:
+            yield f"{name} ends and sizes its steps itself; leave local.tolerance and step_schedule out"
     if solver.kind == "lbfgs" or step.hessian_at is not None or step.fixed:
         yield f"the method or local.solver prescribes the local steps, and so does {name}; leave {key} out"
     if solver.momentum:
@@ -159,14 +158,12 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
                 "the method divides by ||a_i||_1, which a clipped direction does not have; use local.clip, or "
                 "local.clip_form released, which counts what it clips as the gradient"
             )
-    if step.fixed and (is_lbfgs or solver.momentum):
-        yield "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
-    if step.fixed and not solver.sizes().is_constant:
-        yield "the method prescribes its own local step; leave local.step_decay and step_schedule out"
+    if step.fixed and (is_lbfgs or solver.momentum or solver.step_schedule):
+        yield "the method prescribes its own local step; leave local.solver, local.momentum and step_schedule out"
     if is_lbfgs and needs.normaliser:
         yield "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
-    if is_lbfgs and (solver.momentum or solver.clip is not None or not solver.sizes().is_constant):
-        yield "L-BFGS chooses its own steps; leave local momentum, clip, step_decay and step_schedule at their defaults"
+    if is_lbfgs and (solver.momentum or solver.clip is not None or solver.step_schedule):
+        yield "L-BFGS chooses its own steps; leave local momentum, clip and step_schedule at their defaults"
     if is_lbfgs and is_proximal:
         yield "L-BFGS minimises smooth objectives, and this one has a regulariser; use local SGD"
     if solver.tolerance is not None and is_proximal:
@@ -188,8 +185,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
         yield f"L-BFGS chooses its own steps, and so does a rule of step sizes; {advice}, or local.solver sgd"
     if solver.momentum:
         yield f"a rule of step sizes looks at directions, which momentum mixes; set local.momentum 0, or {advice}"
-    if not solver.sizes().is_constant:
-        yield f"a rule of step sizes chooses every step's; leave local.step_decay at 1, no step_schedule, or {advice}"
+    if solver.step_schedule:
+        yield f"a rule of step sizes chooses every step's; leave local.step_schedule out, or {advice}"
     if solver.clip_direction is not None and solver.clip_form == "released":
         yield f"local.clip_form released clips a part of what a rule of step sizes looks at; use whole, or {advice}"
     if is_proximal:

@@ -139,7 +139,7 @@ def response(chain: Chain, walked: Walked) -> Tensor:
     base, size = 1.0, chain.size
     if isinstance(size, Fixed):
         base = size.eta
-        if size.is_constant and all(isinstance(unit, Scale) for unit in shadows):
+        if size.schedule is None and all(isinstance(unit, Scale) for unit in shadows):
             for unit in shadows:
                 count = unit.apply(count, At(zero, torch.ones_like, None, 0))
             return count

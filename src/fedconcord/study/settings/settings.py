@@ -95,8 +95,6 @@ class LocalSettings(BaseModel):
     """which gradient a local step uses"""
     solver: Literal["sgd", "lbfgs"] = "sgd"
     """how a client minimises: sgd takes gradient steps, lbfgs runs L-BFGS on its full objective"""
-    step_decay: Fraction = 1.0
-    """factor by which the local step size is multiplied after every step of a round"""
     step_schedule: str | None = key(None, "a schedule such as cosine(50) or constant(warmup=5)")
     """the factor on the local step size in each step of a round, an lr_schedule that counts steps; if none, 1"""
     tolerance: Positive | None = None
