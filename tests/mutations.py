@@ -449,6 +449,20 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("method/step/walk.py", "size.schedule is None and ", ""),),
         ("tests/method/test_step_schedules.py", "-k", "divides or fednova"),
     ),
+    "large linear layers: no gradient of a bias": Mutation(
+        (Edit("method/contract/products.py", "rows.sum(0) if of_bias else None", "None"),),
+        ("tests/federation/test_large_linear.py",),
+    ),
+    "large linear layers: of models that are judged alone": Mutation(
+        (
+            Edit(
+                "federation/objectives/supervised.py",
+                "torch.enable_grad(), by_product(self.linear):",
+                "torch.enable_grad():",
+            ),
+        ),
+        ("tests/federation/test_large_linear.py",),
+    ),
     "own step: the method's corrections left out": Mutation(
         (Edit("method/wrappers/code.py", "            visit.correct()\n", ""),),
         ("tests/method/test_own_code.py", "-k", "step_of_ones_own"),

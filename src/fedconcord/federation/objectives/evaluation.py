@@ -24,6 +24,7 @@ from fedconcord.federation.data.dataset import Scale
 from fedconcord.federation.objectives import kernels
 from fedconcord.method.contract import rng, workers
 from fedconcord.method.contract.flat import NONE, Layout
+from fedconcord.method.contract.products import by_product, usual
 from fedconcord.support.errors import UserError, in_words
 
 # -- samples on the device -----------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Forward:
 
     def __init__(self, model: nn.Module, layout: Layout, few: Tensor) -> None:
         self.layout = layout
-        self.cost = counted(model, few)
+        self.cost, self.linear = counted(model, few), usual(model)
         self.on_cpu = few.device.type == "cpu"
         self.chain = kernels.forward(model, few.shape[1:]) if self.on_cpu else None
         self.last: tuple[Inputs, Tensor, dict[str, Tensor]] | None = None  # statistics, and what they are of
@@ -240,7 +241,8 @@ class Forward:
             inputs = _last(inputs)
         model = self.spare.pop()  # alone: functional_call puts the parameters into the module itself
         try:
-            out: Tensor = functional_call(model, dict(views), (inputs,))
+            with by_product(self.linear):
+                out: Tensor = functional_call(model, dict(views), (inputs,))
         finally:
             self.spare.append(model)
         return out

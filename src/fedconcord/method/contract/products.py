@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 LEAST = 2**22  # multiplications of one product, below which many are quicker in one call of torch
+AT_ONCE = 2**24  # of a layer of one client, below which those of several clients are
+FEW = 2**14  # weights of a layer, below which a look at every call of torch costs more than it gains
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,3 +33,55 @@ def products(a: Tensor, b: Tensor) -> Tensor:
         return a @ b.mT
     pairs = zip(a.reshape(-1, m, k), b.reshape(-1, n, k), strict=True)
     return torch.stack([product(one, other) for one, other in pairs]).view(*a.shape[:-1], n)
+
+
+class LinearByProduct(torch.autograd.Function):
+    """x [..., k] times w [n, k] transposed, plus a bias [n], and its gradients, by `product`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        of_x, of_w, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_w else None, w if of_x else None)
+        return product(x.flatten(0, -2), w, bias).view(*x.shape[:-1], len(w))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (x, w), (of_x, of_w, of_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        multiply = (lambda a, b: a @ b.mT) if torch.is_grad_enabled() else product  # a gradient of gradients: torch's
+        rows = g.flatten(0, -2)
+        return (
+            multiply(rows, w.mT).view(*g.shape[:-1], -1) if of_x else None,
+            multiply(rows.mT, x.flatten(0, -2).mT) if of_w else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+class LargeLinear(TorchFunctionMode):
+    """Within it linear layers of at least `LEAST` multiplications, of a model as it is written, go by `product`."""
+
+    def __torch_function__(
+        self, of: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not kwargs and len(args) == 3 and (of is F.linear or of is torch.addmm):
+            x, w, bias = args if of is F.linear else (args[1], args[2].mT, args[0])  # addmm is GPT-2's
+            is_float32 = x.dtype == w.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+            if is_float32 and x.device.type == "cpu" and x.ndim > 1 and x.numel() * len(w) >= LEAST:
+                return LinearByProduct.apply(x, w, bias)  # type: ignore[no-untyped-call]
+        return of(*args, **(kwargs or {}))
+
+
+def usual(model: nn.Module) -> int:
+    """The median number of weights of a model's linear layers, 0 without any."""
+    modules = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    sizes = [w.numel() for module in modules for w in module.parameters(recurse=False) if w.ndim == 2]
+    return int(median(sizes)) if sizes else 0
+
+
+def by_product(weights: int) -> AbstractContextManager[object]:
+    """Around gradients and outputs of a model whose linear layers usually have so many weights."""
+    return LargeLinear() if weights >= FEW else nullcontext()
+
+
+def rows(inputs: Tensor) -> int:
+    """Rows of a linear layer for a client's inputs [S, B, ...]: one a token, as whole numbers are, or one a sample."""
+    return inputs.shape[1] if inputs.is_floating_point() else inputs[0].numel()
