@@ -10,8 +10,9 @@ from fedconcord.federation.participation.clock import lognormal
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Algorithm, Oracle, Population
 from fedconcord.method.step import solver
+from fedconcord.method.step.order import together, user_pieces
 from fedconcord.method.step.solver import Solver
-from fedconcord.method.wrappers.forms import unsummable
+from fedconcord.method.wrappers.forms import forms, unsummable
 from fedconcord.method.wrappers.late import with_late_replies
 from fedconcord.method.wrappers.privacy import uncovered
 from fedconcord.method.wrappers.robust import median, with_aggregate
@@ -34,9 +35,9 @@ def fits(algorithm: Algorithm) -> list[Fit]:
     """What a method goes with, as its own declarations and trials of its functions have it; `cohort` of `CLIENTS`."""
     return [
         Fit("absent clients", "cohort < clients", Schedule(0, COHORT, 0.1).refuse(algorithm, CLIENTS)),
-        Fit("local momentum", "local.momentum", solver.refuse(Solver(momentum=0.9), algorithm)),
-        Fit("SAM gradients", "local.oracle = sam", solver.refuse(Solver(oracle=Oracle("sam", 0.1)), algorithm)),
-        Fit("L-BFGS at the clients", "local.solver = lbfgs", solver.refuse(Solver(kind="lbfgs"), algorithm)),
+        Fit("local momentum", "local.momentum", _stepped(algorithm, Solver(momentum=0.9))),
+        Fit("SAM gradients", "local.oracle = sam", _stepped(algorithm, Solver(oracle=Oracle("sam", 0.1)))),
+        Fit("L-BFGS at the clients", "local.solver = lbfgs", _stepped(algorithm, Solver(kind="lbfgs"))),
         Fit("another server optimiser", "server", _served(algorithm)),
         Fit("quantised uploads", "upload = quantise", _refused(with_uploads(algorithm, quantise()))),
         Fit("sparse uploads with error feedback", "upload = topk", _refused(with_uploads(algorithm, topk(0.1)))),
@@ -51,6 +52,16 @@ def _refused(wrapped: Algorithm) -> str | None:
     """Why a wrapped method refuses to run where nothing but the wrapper is special."""
     p = torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
     return wrapped.refuse(Population(CLIENTS, p), CLIENTS if wrapped.needs.everyone else COHORT)
+
+
+def _stepped(algorithm: Algorithm, local: Solver) -> str | None:
+    """Why its local steps cannot be those of a local solver."""
+    x = torch.ones(2)
+    try:
+        together(forms(algorithm, x).local, user_pieces(local, algorithm.step.oracle or local.oracle, x))
+    except UserError as refused:
+        return str(refused)
+    return solver.refuse(local, algorithm)
 
 
 def _late(wrapped: Algorithm) -> str | None:

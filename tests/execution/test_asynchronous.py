@@ -26,6 +26,7 @@ from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.algorithms.scaffold import scaffold
 from fedconcord.method.contract import Plan, orders_of, tree_leaves, weights
 from fedconcord.method.wrappers.robust import median, with_aggregate
+from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.method.wrappers.uploads import topk, with_uploads
 from tiers import tiers
 
@@ -135,6 +136,94 @@ def test_fedavg_by_the_clock_is_fedbuff(
     assert max(tau) >= 4
     wanted = transcribed(one, plans, factor)
     assert np.abs(np.array(wanted) - np.array(x)).max() < 1e-12
+
+
+def settled(one: Job, engine: str, rounds: int = 40) -> tuple[list[np.ndarray], list[Plan]]:
+    """The server's models by this engine, and the plans that they were made by."""
+    one = replace(one, engine=ENGINES[engine])
+    state, plans = start(one), []
+    x = [state.server.x.numpy()]
+    for _ in range(rounds):
+        plans.append(plan_of(one, state))
+        state = advance(one, state)
+        x.append(state.server.x.numpy())
+    return x, plans
+
+
+def entries(plan: Plan) -> list[tuple[int, int, int, float, float]]:
+    """Client, version, steps, step size and s(tau) / K of each reply, by poly(0.5)."""
+    assert plan.version is not None
+    assert plan.lrs is not None
+    replies = zip(plan.ids.tolist(), plan.version.tolist(), plan.steps.tolist(), plan.lrs.tolist(), strict=True)
+    return [(i, v, k, lr, (1 + plan.round - v) ** -0.5 / len(plan.ids)) for i, v, k, lr in replies]
+
+
+DAMPED = Clock(6, staleness=poly(0.5))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedcm_by_the_clock_has_its_box(engine: str) -> None:
+    """Clients follow the direction of the model that they began from; D is the damped mean of what replies say."""
+    alpha = 0.4
+    one = replace(job(DAMPED, lr_decay=0.99), algorithm=METHODS["fedcm"](alpha=alpha))
+    got, plans = settled(one, engine)
+    x, direction = [got[0]], [np.zeros(3)]
+    for plan in plans:
+        move, new = np.zeros(3), np.zeros(3)
+        for i, v, k, lr, weight in entries(plan):
+            H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()  # type: ignore[attr-defined]
+            y = x[v]
+            for _ in range(k):
+                y = y - lr * (alpha * (H @ y - b) + (1 - alpha) * direction[v])
+            move += weight * (y - x[v])
+            new -= weight * (y - x[v]) / (k * lr)
+        x.append(x[-1] + move)
+        direction.append(new)
+    assert np.abs(np.array(x) - np.array(got)).max() < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mfl_by_the_clock_has_its_box(engine: str) -> None:
+    one = replace(job(DAMPED), algorithm=METHODS["mfl"](momentum=0.6))
+    got, plans = settled(one, engine)
+    x, buffer = [got[0]], [np.zeros(3)]
+    for plan in plans:
+        move, new = np.zeros(3), np.zeros(3)
+        for i, v, k, lr, weight in entries(plan):
+            H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()  # type: ignore[attr-defined]
+            y, d = x[v], buffer[v]
+            for _ in range(k):
+                d = 0.6 * d + H @ y - b
+                y = y - lr * d
+            move, new = move + weight * (y - x[v]), new + weight * d
+        x.append(x[-1] + move)
+        buffer.append(new)
+    assert np.abs(np.array(x) - np.array(got)).max() < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("optimiser", ["momentum", "extrapolation"])
+def test_server_optimisers_move_by_what_fedbuff_would(optimiser: str, engine: str) -> None:
+    """Momentum as in FedBuff's experiments; FedExP's length, of damped squares over the square of the damped move."""
+    method = METHODS["fedavgm"](server_momentum=0.5, server_lr=0.8) if optimiser == "momentum" else METHODS["fedexp"]()
+    got, plans = settled(replace(one := job(DAMPED), algorithm=method), engine)
+    x, m = [got[0]], np.zeros(3)
+    for plan in plans:
+        moves = [(weight, response(one, i, k, x[v], lr)) for i, v, k, lr, weight in entries(plan)]
+        delta = sum(weight * move for weight, move in moves)
+        m = 0.5 * m + delta
+        square = sum(weight * move @ move for weight, move in moves)
+        x.append(x[-1] + (0.8 * m if optimiser == "momentum" else max(1, square / 2 / (delta @ delta + 1e-3)) * delta))
+    assert np.abs(np.array(x) - np.array(got)).max() < 1e-12
+
+
+@pytest.mark.parametrize(("name", "options"), [("scaffold", {}), ("losac", {"blocks": 2}), ("feddyn", {"alpha": 1.0})])
+def test_a_server_optimiser_leaves_exact_methods_exact_without_rounds(name: str, options: dict[str, float]) -> None:
+    """Where no client moves, no optimiser does."""
+    one = job(DAMPED, "stacked")
+    one = replace(one, algorithm=with_server(METHODS[name](**options), momentum(0.3, 0.5)))
+    x = after(one, 3000).server.x
+    assert float((x - torch.as_tensor(problem()._optimum)).norm()) < 1e-8
 
 
 # -- where methods stop ------------------------------------------------------------------------------------------------

@@ -36,6 +36,11 @@ CASES: dict[str, tuple[dict[str, Any], bool, Any]] = {
     "fedavg": ({}, False, None),
     "fedasync": ({}, False, None),
     "fednova": ({}, False, None),
+    "fedcm": ({}, False, None),
+    "mofedsam": ({}, False, None),
+    "mfl": ({}, False, None),
+    "fedadam": ({}, False, None),
+    "fedexp": ({}, False, None),
 }
 
 

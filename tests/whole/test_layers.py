@@ -95,7 +95,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # by client: 16; gradients of SVRG and Mime that are whole before a clip and a moment: 18; what meets in one step,
     # said where it cannot: 40, with a file of its own for the order of pieces
     # linear layers of transformers by oneDNN, forwards and backwards, which take half of the time: 61
-    "method": Wing(12971, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # who runs without rounds: FedCM, MFL and server optimisers: 4
+    "method": Wing(12975, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -304,8 +305,9 @@ def test_the_library_is_held_by_one_head() -> None:
     # gradients at a point that is known before the step (FedLESAM, alone and with every method): 113
     # the rounds that a run is worth when it begins: 12, and how long that may still take: 7
     # a second reading by strangers, of methods and of commands (above, by room): 191
-    # large linear layers of transformers by oneDNN, forwards and backwards, in half of the time: 63
-    assert sum(sizes().values()) <= 49_475
+    # large linear layers of transformers by oneDNN, forwards and backwards, in half of the time: 63; rounds that wait
+    # for nobody, of four methods more: 4
+    assert sum(sizes().values()) <= 49_479
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

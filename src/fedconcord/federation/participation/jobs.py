@@ -74,7 +74,7 @@ def refusal_of_clock(timed: Clock, rules: Rules, algorithm: Algorithm, n: int, b
         return (
             f"asynchronous rounds (clock) are not known to be right for {name} with these settings; leave clock out, "
             "or use a method such as fedavg, fedasync, scaffold or afedpd_share without upload, aggregate, "
-            "server, hostile and local.optimiser"
+            "hostile and local.optimiser"
         )
     if phases.asynchronous == "undamped" and timed.staleness is not None:
         return (

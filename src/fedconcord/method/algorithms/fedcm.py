@@ -28,6 +28,7 @@ from fedconcord.method.contract import (
     Local,
     Momentum,
     Needs,
+    Phases,
     Recommendation,
     Scale,
     Step,
@@ -68,6 +69,7 @@ def fedcm(alpha: Alpha = 0.1, server_lr: ServerLR = 1.0, weights: WeightsOption 
         update=lambda server, total, cohort: Server(server.x + server_lr * total.x, total.direction),
         weights=weights,
         needs=Needs(normaliser=True),
+        phases=Phases(asynchronous="damped"),
         facts=Facts(
             group="client momentum",
             recommendations=(
@@ -119,6 +121,7 @@ def mfl(
         contribute=lambda up, sender, cohort: tree_map(lambda leaf: sender.w * leaf, up),
         update=lambda server, total, cohort: Averaged(server.x + server_lr * total.x, total.buffer),
         weights=weights,
+        phases=Phases(asynchronous="damped"),
         step=Step(fixed=True),
         facts=Facts(group="client momentum"),
     )

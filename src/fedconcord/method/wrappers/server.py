@@ -273,7 +273,8 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
         update=update,
         models=models,
         phases=lifted.phases._replace(
-            unheard=unheard and (lambda server, cohort: through(server, unheard(server.inner, cohort), cohort))
+            asynchronous=algorithm.phases.asynchronous,
+            unheard=unheard and (lambda server, cohort: through(server, unheard(server.inner, cohort), cohort)),
         ),
         needs=algorithm.needs._replace(lr=algorithm.needs.lr or optimizer.units == "gradients"),
         facts=lifted.facts._replace(server_optimiser=True),
