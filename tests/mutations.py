@@ -457,7 +457,7 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "federation/objectives/supervised.py",
-                "torch.enable_grad(), by_product(self.linear):",
+                "torch.enable_grad(), by_product(self.forward.work(inputs)):",
                 "torch.enable_grad():",
             ),
         ),

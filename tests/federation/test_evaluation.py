@@ -81,10 +81,10 @@ def test_outputs_are_the_modules_for_all_batches_and_threads(kind: str, threads:
 
 def test_work_is_counted_layer_by_layer() -> None:
     dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    assert counted(dense, torch.zeros(3, 1, 8, 8)) == (640 + 10, 64)  # at least its parameters
+    assert counted(dense, torch.zeros(3, 1, 8, 8)) == (640 + 10, 64, 10)  # at least its parameters
     # 4 channels of 8 x 8 from 9 taps, 6 of 2 x 2 from 36, and two linear layers
     products = 4 * 64 * 9 + 6 * 4 * 36 + 24 * 8 + 8 * 5
-    assert counted(pooled(), torch.zeros(1, 1, 8, 8)) == (products, 4 * 64)
+    assert counted(pooled(), torch.zeros(1, 1, 8, 8)) == (products, 4 * 64, (24 * 8 + 8 * 5) / 2 / 64)
 
 
 def test_a_look_at_the_same_model_is_not_repeated() -> None:

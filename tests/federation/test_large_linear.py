@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised, evaluation, supervised
+from fedconcord.federation.objectives.evaluation import counted
 from fedconcord.method.contract import products
-from fedconcord.method.contract.products import AT_ONCE, FEW, LEAST, LargeLinear, by_product, usual
+from fedconcord.method.contract.products import AT_ONCE, LEAST, LargeLinear, by_product
 
 WIDTH = 1024
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -119,26 +120,44 @@ def test_clients_are_side_by_side_where_their_layers_are_small(
     monkeypatch.setattr(supervised, "vmap", lambda *a, **k: at_once.append(1) or vmap(*a, **k))
     samples, x = torch.tensor([[0, 1, 2], [7, 8, 9]]), of.init(0)
     together = of.gradients(x.expand(2, -1), samples, None)
-    is_large = 3 * length * usual(of.model) > AT_ONCE
+    is_large = of.forward.work(of.x[samples[0]]) > AT_ONCE
+    assert is_large == (width == 600)
     assert (bool(at_once), bool(calls)) == (not is_large, is_large)
     alone = torch.stack([of.gradient(x, mine) for mine in samples])
     torch.testing.assert_close(together, alone, rtol=0 if is_large else 1e-4, atol=0 if is_large else 1e-7)
 
 
-def test_embeddings_are_no_linear_layers() -> None:
-    assert usual(Words(600)) == (600 * 600 + 3 * 600) // 2
-    assert usual(nn.Sequential(nn.Embedding(9, 9), nn.LayerNorm(9))) == 0
+def test_what_a_usual_linear_layer_multiplies() -> None:
+    """For all tokens of a text, whatever its length; embeddings and norms multiply nothing."""
+    of = words(600, 64)
+    assert of.forward.cost.linear == (64 * 600 * 600 + 3 * 600) / 2 / 64
+    assert of.forward.work(torch.zeros(5, 16, dtype=torch.int64)) == 5 * 16 * of.forward.cost.linear
+    few = torch.zeros(2, 7)
+    assert counted(nn.Sequential(nn.LayerNorm(7), nn.Tanh()), few).linear == 0
+    assert counted(nn.Linear(7, 5).double(), few.double()).linear == 0
+    assert counted(nn.Linear(7, 5), few) == counted(Transposed(7, 5), few)
+
+
+class Transposed(nn.Module):
+    """A linear layer of GPT-2."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(before, after)), nn.Parameter(torch.zeros(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
 
 
 def test_models_without_such_layers_are_not_looked_at() -> None:
-    assert isinstance(by_product(FEW), LargeLinear)
-    assert not isinstance(by_product(FEW - 1), LargeLinear)
+    assert isinstance(by_product(LEAST), LargeLinear)
+    assert not isinstance(by_product(LEAST / 5), LargeLinear)
 
 
 def test_models_are_judged_with_it(calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     of = words(600, 64)
     got = of.evaluate(of.init(0))
     assert calls
-    monkeypatch.setattr(evaluation, "by_product", lambda weights: torch.no_grad())
+    monkeypatch.setattr(evaluation, "by_product", lambda multiplications: torch.no_grad())
     want = of.evaluate(of.init(0))
     assert got == pytest.approx(want, rel=1e-5)

@@ -24,7 +24,7 @@ from fedconcord.federation.data.dataset import Scale
 from fedconcord.federation.objectives import kernels
 from fedconcord.method.contract import rng, workers
 from fedconcord.method.contract.flat import NONE, Layout
-from fedconcord.method.contract.products import by_product, usual
+from fedconcord.method.contract.products import by_product
 from fedconcord.support.errors import UserError, in_words
 
 # -- samples on the device -----------------------------------------------------------------------------------------
@@ -144,6 +144,7 @@ class Counted(NamedTuple):
 
     multiplications: int
     widest: int  # numbers in the largest activation
+    linear: float  # multiplications of a usual linear layer in float32 on a CPU, for each number of the sample
 
 
 class Forward:
@@ -161,7 +162,7 @@ class Forward:
 
     def __init__(self, model: nn.Module, layout: Layout, few: Tensor) -> None:
         self.layout = layout
-        self.cost, self.linear = counted(model, few), usual(model)
+        self.cost = counted(model, few)
         self.on_cpu = few.device.type == "cpu"
         self.chain = kernels.forward(model, few.shape[1:]) if self.on_cpu else None
         self.last: tuple[Inputs, Tensor, dict[str, Tensor]] | None = None  # statistics, and what they are of
@@ -171,6 +172,10 @@ class Forward:
         self.item = few.element_size()
         fitting = CACHED // (self.cost.widest * self.item)
         self.batch = min(max(fitting, FEWEST), MOST) if self.on_cpu else ON_GPU
+
+    def work(self, inputs: Tensor) -> float:
+        """Multiplications of a usual linear layer for these inputs, texts of any length among them."""
+        return inputs.numel() * self.cost.linear
 
     def outputs(self, x: Tensor, sets: Sequence[Inputs], statistics: Mapping[str, Tensor] = NONE) -> list[Tensor]:
         """Outputs [n, C] of the model x [d] on each set of samples, all sets in one pass; statistics as the layout has
@@ -241,7 +246,7 @@ class Forward:
             inputs = _last(inputs)
         model = self.spare.pop()  # alone: functional_call puts the parameters into the module itself
         try:
-            with by_product(self.linear):
+            with by_product(self.work(inputs)):
                 out: Tensor = functional_call(model, dict(views), (inputs,))
         finally:
             self.spare.append(model)
@@ -294,14 +299,19 @@ def counted(model: nn.Module, few: Tensor) -> Counted:
 
     Linear layers and convolutions multiply; what others do is not counted. Least is a multiplication a parameter.
     """
-    products, widest = [0], [few.numel()]
+    products, widest, linear = [0], [few.numel()], [0]
 
     def note(module: nn.Module, inputs: object, out: object) -> None:
         if not isinstance(out, Tensor):
             return
         widest.append(out.numel())
-        if isinstance(module, nn.Linear):
-            products.append(out.numel() * module.in_features)
+        if (
+            isinstance(w := getattr(module, "weight", None), Tensor)
+            and w.ndim == 2
+            and not isinstance(module, nn.Embedding)
+        ):
+            products.append(out.numel() // out.shape[-1] * w.numel())  # GPT-2's have their weights transposed
+            linear.append(products[-1] if w.dtype == torch.float32 and w.device.type == "cpu" else 0)
         elif isinstance(module, nn.Conv2d):
             products.append(out.numel() * module.weight[0].numel())
 
@@ -312,7 +322,8 @@ def counted(model: nn.Module, few: Tensor) -> Counted:
         for hook in hooks:
             hook.remove()
     least = sum(p.numel() for p in model.parameters())
-    return Counted(max(sum(products) // len(few), least), max(widest) // len(few))
+    usual = sum(linear) / max(len(linear) - 1, 1) / few.numel()
+    return Counted(max(sum(products) // len(few), least), max(widest) // len(few), usual)
 
 
 class Samples(NamedTuple):

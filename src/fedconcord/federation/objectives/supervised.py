@@ -37,7 +37,7 @@ from fedconcord.method.contract import (
 )
 from fedconcord.method.contract.code import Code, Correct, Visit
 from fedconcord.method.contract.flat import Layout
-from fedconcord.method.contract.products import AT_ONCE, by_product, rows, usual
+from fedconcord.method.contract.products import AT_ONCE, by_product
 from fedconcord.support.errors import UserError
 
 Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -120,7 +120,6 @@ class Supervised:
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
         self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         shorter = torch.bfloat16 if numbers == "bf16" else None
-        self.linear = usual(self.model) if self.device.type == "cpu" and self.dtype == torch.float32 else 0
         self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
         self._reader: Reader | None = None  # of training samples, in place of x and y
         self.conditions: Conditions | None = None  # of the round
@@ -280,7 +279,7 @@ class Supervised:
         mine = {name: value[row] for name, value in mapped(self.conditions, len(inputs)).items()}
         inputs = inputs.contiguous(memory_format=torch.channels_last) if self.last else inputs
         x = x.detach().requires_grad_()
-        with precision.products(self.numbers, self.device), torch.enable_grad(), by_product(self.linear):
+        with precision.products(self.numbers, self.device), torch.enable_grad(), by_product(self.forward.work(inputs)):
             loss = self._training_loss(x, inputs, targets, weight, mine)
             return torch.autograd.grad(loss, x)[0]
 
@@ -298,7 +297,7 @@ class Supervised:
             return g
         weight = self.weights(samples, weight)
         inputs, targets = self.samples(samples)
-        if self.in_turn or len(x) == 1 or rows(inputs) * self.linear > AT_ONCE:
+        if self.in_turn or len(x) == 1 or self.forward.work(inputs[0]) > AT_ONCE:
             weights = [None] * len(x) if weight is None else [*weight]
             return torch.stack([*map(self._gradient, x, inputs, targets, weights, range(len(x)))])
         with (

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 LEAST = 2**22  # multiplications of one product, below which many are quicker in one call of torch
-AT_ONCE = 2**24  # of a layer of one client, below which those of several clients are
-FEW = 2**14  # weights of a layer, below which a look at every call of torch costs more than it gains
+AT_ONCE = 2**25  # of a usual layer of one client, below which several clients at once are quicker
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -70,18 +68,6 @@ class LargeLinear(TorchFunctionMode):
         return of(*args, **(kwargs or {}))
 
 
-def usual(model: nn.Module) -> int:
-    """The median number of weights of a model's linear layers, 0 without any."""
-    modules = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
-    sizes = [w.numel() for module in modules for w in module.parameters(recurse=False) if w.ndim == 2]
-    return int(median(sizes)) if sizes else 0
-
-
-def by_product(weights: int) -> AbstractContextManager[object]:
-    """Around gradients and outputs of a model whose linear layers usually have so many weights."""
-    return LargeLinear() if weights >= FEW else nullcontext()
-
-
-def rows(inputs: Tensor) -> int:
-    """Rows of a linear layer for a client's inputs [S, B, ...]: one a token, as whole numbers are, or one a sample."""
-    return inputs.shape[1] if inputs.is_floating_point() else inputs[0].numel()
+def by_product(multiplications: float) -> AbstractContextManager[object]:
+    """Around gradients and outputs for which a usual linear layer takes so many; to look at every call costs too."""
+    return LargeLinear() if 4 * multiplications >= LEAST else nullcontext()
