@@ -135,14 +135,15 @@ def test_what_a_usual_linear_layer_multiplies() -> None:
     few = torch.zeros(2, 7)
     assert counted(nn.Sequential(nn.LayerNorm(7), nn.Tanh()), few).linear == 0
     assert counted(nn.Linear(7, 5).double(), few.double()).linear == 0
-    assert counted(nn.Linear(7, 5), few) == counted(Transposed(7, 5), few)
+    assert counted(nn.Linear(7, 5), few) == counted(Conv1D(7, 5), few)
 
 
-class Transposed(nn.Module):
+class Conv1D(nn.Module):
     """A linear layer of GPT-2."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
+        self.nf = after
         self.weight, self.bias = nn.Parameter(torch.zeros(before, after)), nn.Parameter(torch.zeros(after))
 
     def forward(self, x: Tensor) -> Tensor:

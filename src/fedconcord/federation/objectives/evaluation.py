@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedconcord.federation import layers
+from fedconcord.federation.adapters import is_linear
 from fedconcord.federation.data.dataset import Scale
 from fedconcord.federation.objectives import kernels
 from fedconcord.method.contract import rng, workers
@@ -305,11 +306,9 @@ def counted(model: nn.Module, few: Tensor) -> Counted:
         if not isinstance(out, Tensor):
             return
         widest.append(out.numel())
-        if (
-            isinstance(w := getattr(module, "weight", None), Tensor)
-            and w.ndim == 2
-            and not isinstance(module, nn.Embedding)
-        ):
+        if is_linear(module):
+            w = module.weight
+            assert isinstance(w, Tensor)  # a parameter, or made of some
             products.append(out.numel() // out.shape[-1] * w.numel())  # GPT-2's have their weights transposed
             linear.append(products[-1] if w.dtype == torch.float32 and w.device.type == "cpu" else 0)
         elif isinstance(module, nn.Conv2d):
