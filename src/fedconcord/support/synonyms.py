@@ -19,6 +19,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         "batch batchsize bs": "batch_size",
         "learning_rate step_size stepsize eta client_lr local_lr": "lr",
         "wd decay l2": "weight_decay",
+        "step_decay": "step_schedule",
         "dataset datasets": "data",
         "split distribution heterogeneity": "partition",
         "net network architecture": "model",
