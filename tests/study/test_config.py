@@ -568,7 +568,7 @@ def test_settings_become_a_job() -> None:
     assert job.problem.objective.dim == 4
     assert job.problem.roster.n == 6
     assert job.solver == Solver(
-        0.9, 0.01, 3.0, Oracle("svrg"), 1e-3, step_schedule=ByStep("step(1, 0.95)", lambda k: 0.95**k)
+        0.9, 0.01, 3.0, Oracle("svrg"), 1e-3, step_schedule=ByStep("step(every=1,factor=0.95)", lambda k: 0.95**k)
     )
     clipped = build(
         resolve_run(

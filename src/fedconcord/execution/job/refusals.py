@@ -17,6 +17,7 @@ from fedconcord.method.contract.facts import StepNoise
 from fedconcord.method.contract.pieces import gradients_of
 from fedconcord.method.step import solver
 from fedconcord.method.step.assignment import with_term_of
+from fedconcord.method.step.order import user_pieces
 from fedconcord.method.step.samples import SLICE
 from fedconcord.method.wrappers.forms import forms
 from fedconcord.support.errors import UserError
@@ -106,10 +107,11 @@ def reasons(job: Job) -> Iterator[str]:
 
 
 def _attempts(job: Job) -> Iterator[Callable[[], object]]:
-    """What refuses itself: pieces that make no step, a term, blocks of a client's samples, Hessians."""
+    """What refuses itself: the user's pieces beside the method's, a term, blocks of a client's samples, Hessians."""
     algorithm, objective, samples = job.algorithm, job.problem.objective, job.problem.roster.samples
     x, first, smallest = job.problem.init(job.schedule.seed), np.zeros(1, np.int64), int(samples.argmin())
-    yield lambda: job.assignment.pieces(forms(algorithm, x).local)
+    if user_pieces(job.solver, job.solver.oracle, x) or algorithm.step.optimiser is not None:
+        yield lambda: job.assignment.pieces(forms(algorithm, x).local)
     if algorithm.step.term is not None:
         yield lambda: with_term_of(objective, algorithm, x, None, first)
     if algorithm.step.blocks is not None:

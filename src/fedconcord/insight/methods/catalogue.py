@@ -135,7 +135,7 @@ def exchange(algorithm: Algorithm, steps: int) -> Exchange:
     problem = quadratics(0, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
     schedule = Schedule(seed=0, cohort=CLIENTS, lr=0.01, work=fixed(steps), unit="steps", batch_size=BATCH)
     job = Job(problem, watched, schedule, engine=Serial())
-    before = start(replace(job, algorithm=replace(algorithm, client_model=None)))  # unseen, as it tries functions too
+    before = start(job)
     after = advance(job, before)
     gradient = () if prelude is None else (torch.zeros(DIM),)  # a prelude's message
     return Exchange(
