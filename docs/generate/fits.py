@@ -10,7 +10,7 @@ from fedconcord.federation.participation.clock import lognormal
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Algorithm, Oracle, Population
 from fedconcord.method.step import solver
-from fedconcord.method.step.order import together, user_pieces
+from fedconcord.method.step.assignment import Assignment
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.forms import forms, unsummable
 from fedconcord.method.wrappers.late import with_late_replies
@@ -56,9 +56,9 @@ def _refused(wrapped: Algorithm) -> str | None:
 
 def _stepped(algorithm: Algorithm, local: Solver) -> str | None:
     """Why its local steps cannot be those of a local solver."""
-    x = torch.ones(2)
+    draws = Schedule(0, COHORT, 0.1).draws
     try:
-        together(forms(algorithm, x).local, user_pieces(local, algorithm.step.oracle or local.oracle, x))
+        Assignment(algorithm, local, draws).pieces(forms(algorithm, torch.ones(2)).local)
     except UserError as refused:
         return str(refused)
     return solver.refuse(local, algorithm)

@@ -24,7 +24,7 @@ from fedconcord.method.algorithms import METHODS
 from fedconcord.method.algorithms.fedasync import fedasync
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.algorithms.scaffold import scaffold
-from fedconcord.method.contract import Plan, orders_of, tree_leaves, weights
+from fedconcord.method.contract import Algorithm, Plan, orders_of, tree_leaves, weights
 from fedconcord.method.wrappers.robust import median, with_aggregate
 from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.method.wrappers.uploads import topk, with_uploads
@@ -100,6 +100,18 @@ def response(one: Job, i: int, steps: int, z: np.ndarray, lr: float, rho: float 
     return y - z
 
 
+def settled(one: Job, engine: str, rounds: int = 40) -> tuple[list[np.ndarray], list[Plan]]:
+    """The server's models by this engine, and the plans that they were made by."""
+    one = replace(one, engine=ENGINES[engine])
+    state, plans = start(one), []
+    x = [state.server.x.numpy()]
+    for _ in range(rounds):
+        plans.append(plan_of(one, state))
+        state = advance(one, state)
+        x.append(state.server.x.numpy())
+    return x, plans
+
+
 def transcribed(one: Job, plans: list[Plan], factor: Callable[[int], float]) -> list[np.ndarray]:
     """FedBuff from its box, with the trace of the clock: x <- x + 1/K sum_B s(tau) D, D from the model of a job's
     start."""
@@ -126,28 +138,12 @@ def test_fedavg_by_the_clock_is_fedbuff(
     engine: str, staleness: Staleness | None, factor: Callable[[int], float]
 ) -> None:
     one = job(Clock(6, staleness=staleness), engine, lr_decay=0.99, dropout=losing(0.2))
-    state, plans, x = start(one), [], [start(one).server.x.numpy()]
-    for _ in range(60):
-        plans.append(plan_of(one, state))
-        state = advance(one, state)
-        x.append(state.server.x.numpy())
+    x, plans = settled(one, engine, 60)
     tau = np.concatenate([plan.round - plan.version for plan in plans])  # type: ignore[operator]
     assert {0, 1, 2} <= set(tau.tolist())
     assert max(tau) >= 4
     wanted = transcribed(one, plans, factor)
     assert np.abs(np.array(wanted) - np.array(x)).max() < 1e-12
-
-
-def settled(one: Job, engine: str, rounds: int = 40) -> tuple[list[np.ndarray], list[Plan]]:
-    """The server's models by this engine, and the plans that they were made by."""
-    one = replace(one, engine=ENGINES[engine])
-    state, plans = start(one), []
-    x = [state.server.x.numpy()]
-    for _ in range(rounds):
-        plans.append(plan_of(one, state))
-        state = advance(one, state)
-        x.append(state.server.x.numpy())
-    return x, plans
 
 
 def entries(plan: Plan) -> list[tuple[int, int, int, float, float]]:
@@ -161,43 +157,45 @@ def entries(plan: Plan) -> list[tuple[int, int, int, float, float]]:
 DAMPED = Clock(6, staleness=poly(0.5))
 
 
+Gradient = Callable[[np.ndarray], np.ndarray]
+Follower = Callable[[Gradient, np.ndarray, np.ndarray, int, float], tuple[np.ndarray, np.ndarray]]
+"""gradient, x, what is followed, steps, step size -> (the client's model, what it says of what is followed next)."""
+
+
+def fedcm(gradient: Gradient, x: np.ndarray, direction: np.ndarray, steps: int, lr: float) -> tuple[np.ndarray, ...]:
+    y = x
+    for _ in range(steps):
+        y = y - lr * (0.4 * gradient(y) + 0.6 * direction)
+    return y, -(y - x) / (steps * lr)
+
+
+def mfl(gradient: Gradient, x: np.ndarray, buffer: np.ndarray, steps: int, lr: float) -> tuple[np.ndarray, ...]:
+    y = x
+    for _ in range(steps):
+        buffer = 0.6 * buffer + gradient(y)
+        y = y - lr * buffer
+    return y, buffer
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fedcm_by_the_clock_has_its_box(engine: str) -> None:
-    """Clients follow the direction of the model that they began from; D is the damped mean of what replies say."""
-    alpha = 0.4
-    one = replace(job(DAMPED, lr_decay=0.99), algorithm=METHODS["fedcm"](alpha=alpha))
+@pytest.mark.parametrize(
+    ("algorithm", "client"), [(METHODS["fedcm"](alpha=0.4), fedcm), (METHODS["mfl"](momentum=0.6), mfl)]
+)
+def test_clients_follow_what_the_model_had_that_they_began_from(
+    algorithm: Algorithm, client: Follower, engine: str
+) -> None:
+    """FedCM's direction and MFL's momentum; the next one is the damped mean of what replies say of it."""
+    one = replace(job(DAMPED, lr_decay=0.99), algorithm=algorithm)
     got, plans = settled(one, engine)
-    x, direction = [got[0]], [np.zeros(3)]
+    x, followed = [got[0]], [np.zeros(3)]
     for plan in plans:
         move, new = np.zeros(3), np.zeros(3)
         for i, v, k, lr, weight in entries(plan):
             H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()  # type: ignore[attr-defined]
-            y = x[v]
-            for _ in range(k):
-                y = y - lr * (alpha * (H @ y - b) + (1 - alpha) * direction[v])
-            move += weight * (y - x[v])
-            new -= weight * (y - x[v]) / (k * lr)
+            y, said = client(lambda at, H=H, b=b: H @ at - b, x[v], followed[v], k, lr)
+            move, new = move + weight * (y - x[v]), new + weight * said
         x.append(x[-1] + move)
-        direction.append(new)
-    assert np.abs(np.array(x) - np.array(got)).max() < 1e-12
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_mfl_by_the_clock_has_its_box(engine: str) -> None:
-    one = replace(job(DAMPED), algorithm=METHODS["mfl"](momentum=0.6))
-    got, plans = settled(one, engine)
-    x, buffer = [got[0]], [np.zeros(3)]
-    for plan in plans:
-        move, new = np.zeros(3), np.zeros(3)
-        for i, v, k, lr, weight in entries(plan):
-            H, b = one.problem.H_mean[i].numpy(), one.problem.b_mean[i].numpy()  # type: ignore[attr-defined]
-            y, d = x[v], buffer[v]
-            for _ in range(k):
-                d = 0.6 * d + H @ y - b
-                y = y - lr * d
-            move, new = move + weight * (y - x[v]), new + weight * d
-        x.append(x[-1] + move)
-        buffer.append(new)
+        followed.append(new)
     assert np.abs(np.array(x) - np.array(got)).max() < 1e-12
 
 
@@ -206,7 +204,8 @@ def test_mfl_by_the_clock_has_its_box(engine: str) -> None:
 def test_server_optimisers_move_by_what_fedbuff_would(optimiser: str, engine: str) -> None:
     """Momentum as in FedBuff's experiments; FedExP's length, of damped squares over the square of the damped move."""
     method = METHODS["fedavgm"](server_momentum=0.5, server_lr=0.8) if optimiser == "momentum" else METHODS["fedexp"]()
-    got, plans = settled(replace(one := job(DAMPED), algorithm=method), engine)
+    one = job(DAMPED)
+    got, plans = settled(replace(one, algorithm=method), engine)
     x, m = [got[0]], np.zeros(3)
     for plan in plans:
         moves = [(weight, response(one, i, k, x[v], lr)) for i, v, k, lr, weight in entries(plan)]

@@ -73,7 +73,7 @@ def test_only_what_gains_by_it_is_multiplied_so(calls: list[tuple[int, ...]]) ->
         first(F.linear, leaves(rows=LEAST // WIDTH**2 // 2))
         first(F.linear, leaves(dtype=torch.float64))
         x, w, bias = leaves()
-        F.linear(x[0, 0].repeat(1), w.repeat(8, 1), bias.repeat(8))
+        F.linear(x[0, 0], w.repeat(8, 1), bias.repeat(8))
         with torch.autocast("cpu", torch.bfloat16):
             F.linear(x, w, bias)
     assert calls == []

@@ -84,7 +84,13 @@ def test_what_own_code_raises_is_a_sentence(own: Path, words: str, said: str, ca
     assert re.fullmatch(rf"error: {said} \(breaking\.py, line \d+\)", last)
 
 
-@pytest.mark.parametrize("words", ["--loss breaking:nothing", "--method breaking:no_pair", "--method breaking:no_sum"])
+def test_a_loss_that_returns_nothing_is_a_sentence(own: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.call(["run", *JOB, "--loss", "breaking:nothing"]) == 2
+    said = "loss nothing gives a NoneType for 2 samples, and one number a sample is needed, (2,); take the mean over"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--method breaking:no_pair", "--method breaking:no_sum"])
 def test_what_comes_of_what_own_code_returned_is_a_sentence(
     own: Path, words: str, capsys: pytest.CaptureFixture
 ) -> None:
@@ -100,7 +106,7 @@ def test_an_error_of_ours_is_no_mistake_of_the_user_s(own: Path, monkeypatch: py
     monkeypatch.setattr("fedconcord.study.runs.execution.build", broken, raising=False)
     monkeypatch.setattr("fedconcord.study.runs.training.build", broken, raising=False)
     with pytest.raises(RuntimeError, match="planted"):
-        cli.call(["run", *JOB])
+        cli.call(["run", *JOB, "--lr-schedule", "breaking:schedule"])
 
 
 @pytest.mark.parametrize(

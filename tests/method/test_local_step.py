@@ -299,8 +299,9 @@ def test_what_is_known_of_unit_gradients_is_the_walk(name: str) -> None:
     momentum = chain.the(Momentum) or Momentum(0.0, ZEROS)
     moved, buffer = torch.zeros(5, 1, dtype=torch.float64), torch.zeros(5, 1, dtype=torch.float64)
     base = chain.size.eta if isinstance(chain.size, Fixed) else walked.size.lr
+    factor = getattr(chain.size, "schedule", None) or (lambda k: 1.0)
     for k in range(3):
-        eta = chain.size.at(k) if isinstance(chain.size, Fixed) else walked.size.etas[:, k : k + 1]
+        eta = base * factor(k) if isinstance(chain.size, Fixed) else walked.size.etas[:, k : k + 1]
         buffer = momentum.beta * buffer + kappa
         v = kappa + momentum.beta * buffer if momentum.nesterov else buffer
         moved = torch.where(torch.as_tensor(STEPS)[:, None] > k, moved + eta * (v - rho * moved), moved)

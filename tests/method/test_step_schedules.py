@@ -40,6 +40,7 @@ SCHEDULES = {
     "linear": (RATES["linear"](4, floor=0.25), lambda k: 1 - 0.75 * min(k / 4, 1.0)),
     "warmup": (RATES["constant"](warmup=3), lambda k: min((k + 1) / 3, 1.0)),
     "step": (RATES["step"](2, 0.5), lambda k: 0.5 ** (k // 2)),
+    "a factor a step": (RATES["step"](1, 0.9), lambda k: 0.9**k),
 }
 
 

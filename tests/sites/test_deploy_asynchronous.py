@@ -92,6 +92,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "fedadmm": ({"form": "paper", "server_lr": "participation"}, UNDAMPED),
     "losac": ({"blocks": 3}, DAMPED),  # asks all sites before round 0
     "ca2fl": ({}, DAMPED),
+    "fedcm": ({}, DAMPED),
+    "fedexp": ({}, DAMPED),  # a server optimiser that asks for more of its clients
 }
 
 

@@ -76,13 +76,15 @@ def foreign(what: str) -> Iterator[None]:
 
 
 def raised_with(files: Collection[str], error: BaseException) -> str | None:
-    """What code in these files raised, and where, as a sentence, or what came of what it returned; None without any."""
+    """What code in these files raised, and where, as a sentence, or what rounds with it did; None for other errors."""
     frames = traceback.extract_tb(error.__traceback__)
     if theirs := [one for one in frames if one.filename in files]:
         return f"{in_words(error)}{_at(theirs)}"
+    if not files or not any(Path(one.filename).match("fedconcord/execution/job/*.py") for one in frames):
+        return None
     names = ", ".join(sorted(Path(name).name for name in files))
     came = f"{in_words(error)}{_at(frames)}, which may come of what code in {names} returned"
-    return f"{came}; a method is tested by fedconcord.testing.check_algorithm" if files else None
+    return f"{came}; a method is tested by fedconcord.testing.check_algorithm"
 
 
 def _at(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
@@ -102,22 +104,25 @@ def reasons(job: Job) -> Iterator[str]:
             attempt()
         except UserError as refused:
             yield str(refused)
-        except Exception:  # a method of one's own may read numbers, which forms have none of; its first round has them
-            continue
 
 
 def _attempts(job: Job) -> Iterator[Callable[[], object]]:
     """What refuses itself: the user's pieces beside the method's, a term, blocks of a client's samples, Hessians."""
     algorithm, objective, samples = job.algorithm, job.problem.objective, job.problem.roster.samples
-    x, first, smallest = job.problem.init(job.schedule.seed), np.zeros(1, np.int64), int(samples.argmin())
-    if user_pieces(job.solver, job.solver.oracle, x) or algorithm.step.optimiser is not None:
-        yield lambda: job.assignment.pieces(forms(algorithm, x).local)
+    init, smallest = partial(job.problem.init, job.schedule.seed), int(samples.argmin())
+
+    def one_step() -> None:
+        with suppress(RuntimeError, TypeError):  # of a method that reads numbers, which forms have none of
+            job.assignment.pieces(forms(algorithm, init()).local)
+
+    if user_pieces(job.solver, job.solver.oracle, torch.empty(1)) or algorithm.step.optimiser is not None:
+        yield one_step
     if algorithm.step.term is not None:
-        yield lambda: with_term_of(objective, algorithm, x, None, first)
+        yield lambda: with_term_of(objective, algorithm, init(), None, np.zeros(1, np.int64))
     if algorithm.step.blocks is not None:
         yield lambda: job.schedule.draws.members(algorithm, smallest, int(samples[smallest]))
     if algorithm.step.hessian_at is not None and (hessian := objective.hessian) is not None:
-        yield lambda: hessian(x, torch.as_tensor(first, device=objective.device))
+        yield lambda: hessian(init(), torch.tensor([0], device=objective.device))
 
 
 def _of_ranks(job: Job) -> Iterator[str]:

@@ -300,7 +300,8 @@ def counted(model: nn.Module, few: Tensor) -> Counted:
 
     Linear layers and convolutions multiply; what others do is not counted. Least is a multiplication a parameter.
     """
-    products, widest, linear = [0], [few.numel()], [0]
+    products, widest = [0], [few.numel()]
+    linear: list[int] = []  # the products of each linear layer, where oneDNN has them
 
     def note(module: nn.Module, inputs: object, out: object) -> None:
         if not isinstance(out, Tensor):
@@ -321,7 +322,7 @@ def counted(model: nn.Module, few: Tensor) -> Counted:
         for hook in hooks:
             hook.remove()
     least = sum(p.numel() for p in model.parameters())
-    usual = sum(linear) / max(len(linear) - 1, 1) / few.numel()
+    usual = sum(linear) / max(len(linear), 1) / few.numel()
     return Counted(max(sum(products) // len(few), least), max(widest) // len(few), usual)
 
 

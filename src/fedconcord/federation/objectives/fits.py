@@ -78,9 +78,10 @@ def check_fit(
                 f"the model's outputs change by {off:.2g} with the padding of its samples (token {pad}): it looks past "
                 "its attention mask; mend the mask"
             )
-    each = loss.per_sample(outputs, targets)
-    if each.shape != (len(few),):
+    each: object = loss.per_sample(outputs, targets)
+    if not isinstance(each, Tensor) or each.shape != (len(few),):
+        gives = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else f"a {type(each).__name__}"
         raise UserError(
-            f"loss {loss.name} gives shape {tuple(each.shape)} for {len(few)} samples, and one number a sample is "
+            f"loss {loss.name} gives {gives} for {len(few)} samples, and one number a sample is "
             f"needed, {(len(few),)}; take the mean over a sample's outputs only"
         )
