@@ -8,16 +8,9 @@ from fedconcord.study.settings.methods import runs
 from fedconcord.study.settings.resolve import resolve_compare
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import from_nested
+from fedconcord_papers.recipes.grid import points_of, text_of
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord_papers.recipes.run import (
-    RecipeSpec,
-    cells_of,
-    entries_of,
-    planned_texts,
-    points_of,
-    settings_of,
-    text_of,
-)
+from fedconcord_papers.recipes.run import RecipeSpec, cells_of, entries_of, planned_texts, settings_of
 from fedconcord_papers.recipes.values import Values, values
 
 SIZES: tuple[SizeName, ...] = ("quick", "desk", "paper")

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from test_reproduce import SMALL
+from test_reproduce import SMALL, StopAfter
 
 from fedconcord.interface.cli.main import call
 from fedconcord.study.runs.events import Watch
@@ -68,7 +68,11 @@ def test_what_is_left_follows_from_the_values(small: None, tmp_path: Path) -> No
     assert first.hours == pytest.approx(6.0 * 8 / 6)  # of one seed six runs
     assert large.hours is None
     assert (first.spent, other.spec.cells) == (0.0, ("iid",))
-    reproduce(request("small", "paper", tmp_path / "out", cells=["skewed"], values=tmp_path / "values"), Watch())
+    spec = request("small", "paper", tmp_path / "out", cells=["skewed"], values=tmp_path / "values")
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(spec, StopAfter(1))
+    assert left() == [(7, 8), (7, 8)]  # a point of the search is known
+    reproduce(spec, Watch())
     assert left() == [(0, 8), (4, 8)]
     _, _, other, _ = queue.line(tmp_path / "empty", values=tmp_path / "values")
     assert other.spent > 0

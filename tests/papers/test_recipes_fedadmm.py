@@ -25,9 +25,9 @@ from fedconcord.study.statistics.load import load_runs
 from fedconcord_papers.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
 from fedconcord_papers.recipes.fedadmm import RECIPES
 from fedconcord_papers.recipes.fedadmm_apart import APART, fedadmm_apart
-from fedconcord_papers.recipes.grid import points_of
+from fedconcord_papers.recipes.grid import points_of, text_of
 from fedconcord_papers.recipes.recipe import Claim, Comparison, Recipe, SizeName
-from fedconcord_papers.recipes.run import RecipeSpec, cells_of, entries_of, text_of
+from fedconcord_papers.recipes.run import RecipeSpec, cells_of, entries_of
 from fedconcord_papers.recipes.values import Values, values
 from recipe_jobs import resolved
 

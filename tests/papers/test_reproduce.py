@@ -20,7 +20,7 @@ from fedconcord.study.runs.events import Event, Lines, Watch
 from fedconcord.support.errors import UserError
 from fedconcord_papers.recipes import RECIPES, claims, dry, grid, measures, pages
 from fedconcord_papers.recipes.evidence import judge
-from fedconcord_papers.recipes.grid import scores
+from fedconcord_papers.recipes.grid import measured, scores
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
 from fedconcord_papers.recipes.run import DONE, RecipeSpec, reproduce, settings_of
 from fedconcord_papers.recipes.values import Done, Values, read, values
@@ -52,6 +52,18 @@ SMALL = Recipe(
 
 def done(out: Path, size: str = "quick", recipe: Recipe = SMALL, **asked: object) -> Values:
     return reproduce(RecipeSpec(recipe, size, out, **asked), Watch()).values  # type: ignore[arg-type]
+
+
+class StopAfter(Watch):
+    """Ctrl-C as a run starts after so many have ended."""
+
+    def __init__(self, runs: int) -> None:
+        self.left = runs
+
+    def event(self, event: Event) -> None:
+        if event.kind == "started" and self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= event.kind == "ended"
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
@@ -117,16 +129,10 @@ def test_values_alone_are_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_run_is_put_down_as_it_ends(tmp_path: Path) -> None:
-    class Stop(Watch):
-        ended = 0
-
-        def event(self, event: Event) -> None:
-            if event.kind == "started" and self.ended == 6:  # four of the search, two of the comparison
-                raise KeyboardInterrupt
-            self.ended += event.kind == "ended"
-
     with pytest.raises(KeyboardInterrupt):
-        reproduce(RecipeSpec(SMALL, "quick", tmp_path / "out", values=tmp_path / "values"), Stop())
+        reproduce(
+            RecipeSpec(SMALL, "quick", tmp_path / "out", values=tmp_path / "values"), StopAfter(6)
+        )  # 4 of the search
     for path in (tmp_path / "out" / DONE, tmp_path / "values" / "small-quick.json"):
         saved = read(path)
         assert len({(row.entry, row.seed) for row in saved.values.rows}) == 2
@@ -162,7 +168,7 @@ def test_values_of_other_settings_or_another_method_are_replaced_and_it_is_said(
 
     longer = [Entry("FedAvg", "fedavg", {"local.lr": [0.1, 0.3, 1e-6]}), entries[1]]  # the best stays the best
     grown = again(SMALL._replace(experiment=SMALL.experiment._replace(entries=longer)), "five")
-    assert runs_made(tmp_path / "five") == [f"iid/search/FedAvg-{k}/seed-1000" for k in range(3)]
+    assert runs_made(tmp_path / "five") == ["iid/search/FedAvg-2/seed-1000"]
     assert (grown.values, grown.searched) == (found.values, 3 + 2)
 
 
@@ -215,10 +221,13 @@ def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> N
     seen_scores = {
         name: scores(
             experiment,
-            SimpleNamespace(  # type: ignore[arg-type]
-                head=SimpleNamespace(status=status),
-                round=np.array([0, 2, 4]),
-                metrics={"test_accuracy": np.array(seen)},
+            measured(
+                experiment,
+                SimpleNamespace(  # type: ignore[arg-type]
+                    head=SimpleNamespace(status=status),
+                    round=np.array([0, 2, 4]),
+                    metrics={"test_accuracy": np.array(seen)},
+                ),
             ),
         )
         for name, (status, seen) in lines.items()
@@ -255,14 +264,6 @@ def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_i
         recipe = SMALL._replace(experiment=experiment, claims=(), sizes={"quick": Size(seeds=(0,))}, published={})
         return reproduce(RecipeSpec(recipe, "quick", tmp_path / out, jobs), watch)
 
-    class Stop(Watch):
-        ended = 0
-
-        def event(self, event: Event) -> None:
-            if event.kind == "started" and self.ended == 3:
-                raise KeyboardInterrupt
-            self.ended += event.kind == "ended"
-
     whole, short = race("whole", False, Watch()), race("short", True, Watch())
     assert {asked for asked, _ in searched(tmp_path / "whole").values()} == {20}
     took = searched(tmp_path / "short")
@@ -274,9 +275,65 @@ def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_i
         whole.values.seeds("rounds to target", "iid", "FedAvg"),
     )
     with pytest.raises(KeyboardInterrupt):
-        race("cut", True, Stop())
+        race("cut", True, StopAfter(3))
     again = race("cut", True, Watch(), jobs=2)
     assert (again.values, again.chosen) == (short.values, short.chosen)
+
+
+def of_grid(cells: tuple[Cell, ...], *grids: dict[str, list[float]]) -> Recipe:
+    """FedAvg and FedProx in a race with these grids; FedProx diverges at a step size of 1e9."""
+    methods = (Entry(name, name.lower(), grid) for name, grid in zip(("FedAvg", "FedProx"), grids, strict=True))
+    settings = {**RACE.settings, "eval.stop_at_target": True}
+    experiment = RACE._replace(entries=[*methods], settings=settings, cells=cells)
+    return SMALL._replace(experiment=experiment, claims=(), sizes={"quick": Size(seeds=(0,))}, published={})
+
+
+def test_a_grid_is_gone_on_with_elsewhere_from_the_values_of_its_points(tmp_path: Path) -> None:
+    """A clone elsewhere has no runs of a grid that was cut: it makes the other points, and chooses the same."""
+    recipe = of_grid(RACE.cells, {"local.lr": [0.1, 0.01, 0.5]}, {"local.lr": [0.003, 1e9, 0.2]})
+    whole = reproduce(RecipeSpec(recipe, "quick", tmp_path / "whole"), Watch())
+    there = tmp_path / "values"
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(RecipeSpec(recipe, "quick", tmp_path / "cut", values=there), StopAfter(4))
+    first = searched(tmp_path / "cut")
+    begun = read(there / "small-quick.json")
+    assert (begun.chosen, begun.searched) == ({}, 0)
+    assert len(begun.points["iid"]) == 4
+    assert begun.points["iid"]["fedprox(local.lr=1000000000,label=FedProx)"]["diverged"] == 1
+    said: list[str] = []
+    again = reproduce(RecipeSpec(recipe, "quick", tmp_path / "again", values=there), Lines(said.append))
+    second = searched(tmp_path / "again")
+    assert "  4 of 6 points are known" in said
+    assert (len(second), first.keys() & second.keys()) == (2, set())
+    assert first["FedAvg 0"][1] == second["FedAvg 2"][0]  # no more rounds than the best of them took elsewhere
+    assert again._replace(log=(), command="") == whole._replace(log=(), command="")
+    assert read(there / "small-quick.json").points == whole.points
+
+
+def test_a_longer_grid_takes_the_points_that_are_known(tmp_path: Path) -> None:
+    short = of_grid(RACE.cells, {"local.lr": [0.1, 0.01]}, {"mu": [1.0, 0.1]})
+    longer = of_grid(RACE.cells, {"local.lr": [0.1, 0.01, 0.5]}, {"mu": [0.1, 1.0]})
+    there = tmp_path / "values"
+    reproduce(RecipeSpec(short, "quick", tmp_path / "short", values=there), Watch())
+    known = read(there / "small-quick.json").chosen["iid"]["FedProx"]
+    after = reproduce(RecipeSpec(longer, "quick", tmp_path / "longer", values=there), Watch())
+    assert [*searched(tmp_path / "longer")] == ["FedAvg 2"]
+    assert after.chosen["iid"]["FedAvg"] == {"local.lr": 0.5}
+    assert after.chosen["iid"]["FedProx"] == known
+    assert after.tried["iid"] == {"FedAvg": {"local.lr": [0.1, 0.01, 0.5]}, "FedProx": {"mu": [0.1, 1.0]}}
+
+
+@pytest.mark.parametrize(
+    "change", [{"sizes": {"quick": Size(seeds=(0,), search={"rounds": 1})}}, {"sizes": {"quick": Size({"rounds": 19})}}]
+)
+def test_points_of_another_search_or_federation_count_nothing(tmp_path: Path, change: dict[str, object]) -> None:
+    recipe = of_grid(RACE.cells, {"local.lr": [0.1, 0.01]}, {})
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(RecipeSpec(recipe, "quick", tmp_path / "cut", values=tmp_path / "values"), StopAfter(1))
+    reproduce(
+        RecipeSpec(recipe._replace(**change), "quick", tmp_path / "out", seeds=[0], values=tmp_path / "values"), Watch()
+    )
+    assert searched(tmp_path / "out").keys() == {"FedAvg 0", "FedAvg 1"}
 
 
 def test_a_grid_may_be_of_words(tmp_path: Path) -> None:
@@ -290,17 +347,9 @@ def test_a_grid_may_be_of_words(tmp_path: Path) -> None:
 
 
 def test_pages_leave_out_a_recipe_whose_grid_alone_was_tried(tmp_path: Path) -> None:
-    class Stop(Watch):
-        ended = 0
-
-        def event(self, event: Event) -> None:
-            if event.kind == "started" and self.ended == 4:  # all of the search
-                raise KeyboardInterrupt
-            self.ended += event.kind == "ended"
-
     recipe = SMALL._replace(sizes={"desk": SMALL.sizes["quick"], "paper": SMALL.sizes["paper"]})
     with pytest.raises(KeyboardInterrupt):
-        reproduce(RecipeSpec(recipe, "desk", tmp_path / "out" / "small" / "desk"), Stop())
+        reproduce(RecipeSpec(recipe, "desk", tmp_path / "out" / "small" / "desk"), StopAfter(4))  # all of the search
     saved = read(tmp_path / "out" / "small" / "desk" / DONE)
     assert (saved.searched, saved.values.rows) == (4, ())
     with pytest.raises(UserError, match="no recipe was done below"):

@@ -76,6 +76,7 @@ class Ledger:
         self.rows: dict[tuple[str, str, str, int], float] = {}  # by measure, cell, entry and seed
         self.best: dict[str, dict[str, Mapping[str, Any]]] = {}
         self.grids: dict[str, dict[str, Mapping[str, Sequence[Any]]]] = {}
+        self.points: dict[str, dict[str, Mapping[str, float]]] = {}  # of every grid, by cell and method
         self.requests: dict[str, Request] = {}
         self.log: dict[tuple[str, str], Spell] = {}
         self.mine: set[str] = set()  # cells that this process works on
@@ -107,14 +108,14 @@ class Ledger:
                 self._drop(cell)
                 before = request
             if before.get("search") != request.get("search"):
-                self.best.pop(cell, None)
-                self.grids.pop(cell, None)
+                self._drop_search(cell)
             for entry, method in request["methods"].items():
                 if before["methods"].get(entry, method) != method:
                     self._drop(cell, entry)
             self.requests[cell] = Request(**{**request, "methods": {**before["methods"], **request["methods"]}})
             self.best[cell] = {**self.best.get(cell, {}), **other.chosen.get(cell, {})}
             self.grids[cell] = {**self.grids.get(cell, {}), **other.tried.get(cell, {})}
+            self.points[cell] = {**self.points.get(cell, {}), **other.points.get(cell, {})}
         for row in other.values.rows:
             is_known = self.order is None or (row.measure in self.order[0] and row.cell in self.order[1])
             if row.cell not in self.mine | stale and is_known:
@@ -126,9 +127,14 @@ class Ledger:
         for key in keys:
             del self.rows[key]
         if entry is None:
-            for each in (self.best, self.grids, self.requests):
-                each.pop(cell, None)
+            self._drop_search(cell)
+            self.requests.pop(cell, None)
         return bool(keys)
+
+    def _drop_search(self, cell: str) -> None:
+        """Forget what was chosen in a cell, and by what."""
+        for each in (self.best, self.grids, self.points):
+            each.pop(cell, None)
 
     def clear(self) -> None:
         """Forget the values of all cells, which are to be made anew."""
@@ -155,8 +161,7 @@ class Ledger:
         """Choose in a cell that was opened: what was chosen by another search, or by none, is forgotten."""
         request = self.requests[cell]
         if request.get("search") != search:
-            self.best.pop(cell, None)
-            self.grids.pop(cell, None)
+            self._drop_search(cell)
         request.pop("search", None)
         if search is not None:
             request["search"] = search
@@ -166,9 +171,18 @@ class Ledger:
         is_same = self.grids.get(cell, {}).get(entry) == grid
         return self.best.get(cell, {}).get(entry) if is_same else None
 
+    def point(self, cell: str, method: str) -> Mapping[str, float] | None:
+        """What a point of a grid came to, if all measures of the recipe are known of it."""
+        point = self.points.get(cell, {}).get(method, {})
+        return point if self.order is not None and point.keys() >= {*self.order[0]} else None
+
     def method(self, cell: str, entry: str) -> str | None:
         """The method that an entry was."""
         return self.requests[cell]["methods"].get(entry)
+
+    def put_point(self, cell: str, method: str, values: Mapping[str, float]) -> None:
+        """What a point of a grid came to; of another grid too, while the search is the same."""
+        self.points.setdefault(cell, {})[method] = values
 
     def choose(
         self, cell: str, entry: str, values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], method: str
@@ -236,6 +250,7 @@ class Ledger:
             sum(math.prod(map(len, grid.values())) for of in grids.values() for grid in of.values()),
             sorted((spell for spell in self.log.values() if spell["runs"]), key=lambda spell: spell["began"]),
             self.command(values.cells(), sorted({row.seed for row in rows})),
+            _sorted({cell: of for cell, of in self.points.items() if of}, cells),
         )
 
 

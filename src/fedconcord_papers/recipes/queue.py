@@ -20,7 +20,7 @@ import torch
 
 from fedconcord.execution.run import interrupts
 from fedconcord.support.errors import UserError
-from fedconcord_papers.recipes.grid import points_of
+from fedconcord_papers.recipes.grid import points_of, text_of
 from fedconcord_papers.recipes.items import ITEMS, Item
 from fedconcord_papers.recipes.recipe import Comparison
 from fedconcord_papers.recipes.run import (
@@ -97,7 +97,9 @@ def left_of(item: Item, spec: RecipeSpec) -> Left:
             if home.name not in homes and spec.size.search is not None:
                 sizes = {one.name: len(points_of(one)) for one in entries_of(spec.size, experiment, home)}
                 grid = sum(size for size in sizes.values() if size > 1)
-                of, of_one_seed, runs = of + grid, of_one_seed + grid, runs + sum(sizes[one.name] for one in unknown)
+                of, of_one_seed = of + grid, of_one_seed + grid
+                points = [text_of(one, values, one.name) for one in unknown for values in points_of(one)]
+                runs += sum(ledger.point(home.name, text) is None for text in points)
             homes.add(home.name)
             of, of_one_seed = of + len(entries) * len(seeds), of_one_seed + len(entries)
             names = {one.name for one in unknown}

@@ -3,8 +3,8 @@
 A recipe's folder: CELL/search and CELL/final are comparisons as `fedconcord compare` leaves them, what was asked of
 them is in the JSON file beside; done.json holds the values that the page is written from, and is written after every
 run. Runs whose values are known, from there or from a folder of values, and choices of a grid that was tried are not
-made again. The grid is tried with one seed of its own and judged by the measures on the test set, as the papers did;
-the first that tells two settings apart decides.
+made again, nor are single points of one, so that a grid may be lengthened. The grid is tried with one seed of its own
+and judged by the measures on the test set, as the papers did; the first that tells two settings apart decides.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ from fedconcord.study.settings.resolve import resolve_compare
 from fedconcord.study.settings.settings import RIVALS
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.study.statistics.load import Run, show
-from fedconcord.support import files, grammar, imports, process
+from fedconcord.support import files, process
 from fedconcord.support.errors import UserError, unknown
-from fedconcord.support.grammar import Spec
-from fedconcord_papers.recipes.grid import first_of, in_turn, points_of, rounds_left, scores, value_of
+from fedconcord_papers.recipes.grid import (
+    first_of,
+    in_turn,
+    measured,
+    points_of,
+    rounds_left,
+    scores,
+    text_of,
+    value_of,
+)
 from fedconcord_papers.recipes.ledger import Keeper, Ledger, alike, plain
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Settings, Size, SizeName, Study
 from fedconcord_papers.recipes.recipe import names_of as entry_names
@@ -178,13 +186,6 @@ def settings_of(experiment: Comparison, size: Size, cell: Cell) -> dict[str, Any
     return merged
 
 
-def text_of(entry: Entry, values: Mapping[str, Any], label: str) -> str:
-    """A method with the values of a grid and a name, as `compare` takes it."""
-    imports.trust(entry.call)
-    call = grammar.parse(entry.call, "method")
-    return str(Spec(call.name, call.args, {**call.kwargs, **values, "label": label}))
-
-
 def planned_texts(request: RecipeSpec) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     """(cell, settings, methods) of every comparison of a recipe that needs no search before it, for checks."""
     experiment = request.recipe.experiment
@@ -261,32 +262,44 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
         if len(points_of(entry)) > 1
         for k, values in enumerate(points_of(entry))
     }
-    results: dict[str, tuple[float, ...]] = {}
+    texts = {label: text_of(entry, values, entry.name) for label, (entry, values) in points.items()}
     lists = [[label for label, (one, _) in points.items() if one.name == entry.name] for entry in unknown]
     peers = {label: labels for labels in lists for label in labels}  # all points of its method
+    results: dict[str, tuple[float, ...]] = {}
 
-    def keep(run: Run) -> None:
-        results[run.head.label] = scores(experiment, run)
-        entry, labels = points[run.head.label][0], peers[run.head.label]
+    def take(label: str, point: Mapping[str, float]) -> None:
+        results[label] = scores(experiment, point)
+        entry, labels = points[label][0], peers[label]
         if results.keys() >= {*labels}:
-            values = points[max(labels, key=lambda label: results[label])][1]
-            method = text_of(entry, values, entry.name)
-            ledger.choose(cell.name, entry.name, values, plain(entry.grid), method)
+            best = max(labels, key=lambda label: results[label])
+            values = points[best][1]
+            ledger.choose(cell.name, entry.name, values, plain(entry.grid), texts[best])
             words = ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in values.items())
             keeper.say(f"  {entry.name}: {words}")
 
+    def keep(run: Run) -> None:
+        point = measured(experiment, run)
+        ledger.put_point(cell.name, texts[run.head.label], point)
+        take(run.head.label, point)
+
     keeper.say(f"{cell.title}: the grid")
     keeper.keep = keep
+    for label in peers:
+        if point := ledger.point(cell.name, texts[label]):
+            take(label, point)
     methods = {label: text_of(entry, values, label) for label, (entry, values) in points.items()}
     settings |= size.search or {}
     folder = request.out / cell.name / "search"
     ends = bool(settings.get("eval.stop_at_target"))
-    runs = [(label, SEARCH_SEED) for label in in_turn(lists)]
+    runs = [(label, SEARCH_SEED) for label in in_turn(lists) if label not in results]
+    if len(runs) < len(peers):
+        keeper.say(f"  {len(peers) - len(runs)} of {len(peers)} points are known")
 
     def worth(label: str) -> float:
         return rounds_left(results[one] for one in peers[label] if one in results) if ends else math.inf
 
-    yield from _runs(folder, settings, list(methods.values()), [SEARCH_SEED], request.jobs, runs, worth)
+    if runs:
+        yield from _runs(folder, settings, list(methods.values()), [SEARCH_SEED], request.jobs, runs, worth)
 
 
 def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, keeper: Keeper) -> Stages[None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 from fedconcord.study.statistics.stats import Interval, interval
 from fedconcord.support import files, sums
@@ -14,6 +15,11 @@ from fedconcord.support.errors import UserError
 
 Outcome = Literal["held", "in part", "failed", "undecided", "untested"]
 ON_STAND_IN: Mapping[Outcome, str] = {"held": "seen", "failed": "not seen"}  # which neither holds nor refutes a claim
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+Points = Mapping[str, Mapping[str, Mapping[str, T]]]  # cell -> method -> measure -> value of the search's one seed
 
 
 class Finding(NamedTuple):
@@ -100,6 +106,7 @@ class Done(NamedTuple):
     searched: int  # runs of the search behind what was chosen
     log: Sequence[Spell]
     command: str
+    points: Points[float] = MappingProxyType({})  # that were tried of grids; files from before 2026-11-29 have none
 
     @property
     def seconds(self) -> float:
@@ -112,7 +119,8 @@ class Done(NamedTuple):
         for row in self.values.rows:
             entries = nested.setdefault(row.cell, {}).setdefault(row.measure, {})
             entries.setdefault(row.entry, {})[str(row.seed)] = _text(row.value)
-        sums.write(path.parent, {path.name: files.as_json({**self._asdict(), "values": nested})})
+        raw = {**self._asdict(), "values": nested, "points": _points(self.points, _text)}
+        sums.write(path.parent, {path.name: files.as_json(raw)})
 
 
 def read(path: Path) -> Done:
@@ -123,9 +131,8 @@ def read(path: Path) -> Done:
     """
     try:
         raw = json.loads(sums.text(path))
-        if raw.keys() != set(Done._fields):
-            odd = ", ".join(sorted(raw.keys() ^ set(Done._fields)))
-            raise ValueError(f"it is of another version of fedconcord, which differs in {odd}")
+        if odd := (raw.keys() ^ set(Done._fields)) - Done._field_defaults.keys():
+            raise ValueError(f"it is of another version of fedconcord, which differs in {', '.join(sorted(odd))}")
         _check(raw["log"], {*Spell.__annotations__})
         _check(raw["asked"].values(), {"settings", "methods"})
         if raw["size"] not in ("quick", "desk", "paper"):
@@ -137,6 +144,7 @@ def read(path: Path) -> Done:
             for entry, seeds in entries.items()
             for seed, value in seeds.items()
         )
+        raw["points"] = _points(raw.get("points", {}), float)
         return Done(**raw, values=values(rows))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as broken:
         way = "remove it and run the recipe again: runs that its folder holds are not repeated"
@@ -158,6 +166,14 @@ def _check(parts: Iterable[Mapping[str, Any]], needed: set[str]) -> None:
 def _text(value: float) -> float | str:
     """JSON has no infinity."""
     return value if math.isfinite(value) else str(value)
+
+
+def _points(of: Points[T], change: Callable[[T], U]) -> Points[U]:
+    """Every value changed."""
+    return {
+        cell: {method: {key: change(value) for key, value in point.items()} for method, point in points.items()}
+        for cell, points in of.items()
+    }
 
 
 def pairs(values: Values, measure: str, cell: str, a: str, b: str) -> Iterator[tuple[float, float]]:
