@@ -310,6 +310,12 @@ def test_a_grid_is_gone_on_with_elsewhere_from_the_values_of_its_points(tmp_path
     assert read(there / "small-quick.json").points == whole.points
 
 
+def test_values_of_no_grid_are_written_as_before_there_were_points(tmp_path: Path) -> None:
+    done(tmp_path, "desk")
+    assert "points" not in json.loads((tmp_path / DONE).read_text())
+    assert read(tmp_path / DONE).points == {}
+
+
 def test_a_longer_grid_takes_the_points_that_are_known(tmp_path: Path) -> None:
     short = of_grid(RACE.cells, {"local.lr": [0.1, 0.01]}, {"mu": [1.0, 0.1]})
     longer = of_grid(RACE.cells, {"local.lr": [0.1, 0.01, 0.5]}, {"mu": [0.1, 1.0]})

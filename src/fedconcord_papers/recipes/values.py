@@ -120,7 +120,8 @@ class Done(NamedTuple):
             entries = nested.setdefault(row.cell, {}).setdefault(row.measure, {})
             entries.setdefault(row.entry, {})[str(row.seed)] = _text(row.value)
         raw = {**self._asdict(), "values": nested, "points": _points(self.points, _text)}
-        sums.write(path.parent, {path.name: files.as_json(raw)})
+        known = {key: value for key, value in raw.items() if value or key != "points"}
+        sums.write(path.parent, {path.name: files.as_json(known)})
 
 
 def read(path: Path) -> Done:
