@@ -120,8 +120,8 @@ class Done(NamedTuple):
             entries = nested.setdefault(row.cell, {}).setdefault(row.measure, {})
             entries.setdefault(row.entry, {})[str(row.seed)] = _text(row.value)
         raw = {**self._asdict(), "values": nested, "points": _points(self.points, _text)}
-        known = {key: value for key, value in raw.items() if value or key != "points"}
-        sums.write(path.parent, {path.name: files.as_json(known)})
+        parts = {key: value for key, value in raw.items() if value or key != "points"}
+        sums.write(path.parent, {path.name: files.as_json(parts)})
 
 
 def read(path: Path) -> Done:
