@@ -13,7 +13,6 @@ from fedconcord.federation.objectives.regularisers import (
     nuclear,
     simplex,
     sparse_group,
-    svd,
 )
 from fedconcord.method.contract import Regulariser
 from fedconcord.support import factories
@@ -183,10 +182,7 @@ def test_a_matrix_that_divide_and_conquer_gives_up_on(monkeypatch: pytest.Monkey
     again = nuclear(0.3, 3).prox(x, 1.0)
     assert torch.equal(again[[0, 2]], whole[[0, 2]])
     assert torch.allclose(again, whole, rtol=1e-5, atol=1e-6)
-    alone = nuclear(0.3, 3).prox(x[1], 1.0)
-    assert torch.allclose(again[1], alone, rtol=1e-6, atol=1e-6)  # products of one and of many may round differently
-    among = svd(x.reshape(3, 3, 4))
-    assert all(torch.equal(many[1], one) for many, one in zip(among, svd(x[1].reshape(3, 4)), strict=True))
+    assert torch.equal(again[1], nuclear(0.3, 3).prox(x[1], 1.0))  # alone and among others
     assert torch.allclose(nuclear(0.3, 3).value(x), values, rtol=1e-5)
 
 

@@ -130,9 +130,8 @@ def test_values_alone_are_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_run_is_put_down_as_it_ends(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        reproduce(
-            RecipeSpec(SMALL, "quick", tmp_path / "out", values=tmp_path / "values"), StopAfter(6)
-        )  # 4 of the search
+        # four runs of the search, two of the comparison
+        reproduce(RecipeSpec(SMALL, "quick", tmp_path / "out", values=tmp_path / "values"), StopAfter(6))
     for path in (tmp_path / "out" / DONE, tmp_path / "values" / "small-quick.json"):
         saved = read(path)
         assert len({(row.entry, row.seed) for row in saved.values.rows}) == 2
@@ -280,17 +279,17 @@ def test_a_point_gets_no_more_rounds_than_the_best_before_it_took_and_the_same_i
     assert (again.values, again.chosen) == (short.values, short.chosen)
 
 
-def of_grid(cells: tuple[Cell, ...], *grids: dict[str, list[float]]) -> Recipe:
-    """FedAvg and FedProx in a race with these grids; FedProx diverges at a step size of 1e9."""
+def of_grids(*grids: dict[str, list[float]]) -> Recipe:
+    """FedAvg and FedProx in a race, each with its grid."""
     methods = (Entry(name, name.lower(), grid) for name, grid in zip(("FedAvg", "FedProx"), grids, strict=True))
     settings = {**RACE.settings, "eval.stop_at_target": True}
-    experiment = RACE._replace(entries=[*methods], settings=settings, cells=cells)
+    experiment = RACE._replace(entries=[*methods], settings=settings)
     return SMALL._replace(experiment=experiment, claims=(), sizes={"quick": Size(seeds=(0,))}, published={})
 
 
 def test_a_grid_is_gone_on_with_elsewhere_from_the_values_of_its_points(tmp_path: Path) -> None:
     """A clone elsewhere has no runs of a grid that was cut: it makes the other points, and chooses the same."""
-    recipe = of_grid(RACE.cells, {"local.lr": [0.1, 0.01, 0.5]}, {"local.lr": [0.003, 1e9, 0.2]})
+    recipe = of_grids({"local.lr": [0.1, 0.01, 0.5]}, {"local.lr": [0.003, 1e9, 0.2]})
     whole = reproduce(RecipeSpec(recipe, "quick", tmp_path / "whole"), Watch())
     there = tmp_path / "values"
     with pytest.raises(KeyboardInterrupt):
@@ -316,9 +315,22 @@ def test_values_of_no_grid_are_written_as_before_there_were_points(tmp_path: Pat
     assert read(tmp_path / DONE).points == {}
 
 
+def test_a_point_that_does_not_say_whether_it_diverged_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(RecipeSpec(SMALL, "quick", tmp_path), StopAfter(1))
+    raw = json.loads((tmp_path / DONE).read_text())
+    for point in raw["points"]["iid"].values():
+        del point["diverged"]
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    (tmp_path / DONE).write_text(json.dumps(raw))  # without checksums
+    with pytest.raises(UserError, match=r"cannot read .*diverged is missing in a part of it"):
+        read(tmp_path / DONE)
+
+
 def test_a_longer_grid_takes_the_points_that_are_known(tmp_path: Path) -> None:
-    short = of_grid(RACE.cells, {"local.lr": [0.1, 0.01]}, {"mu": [1.0, 0.1]})
-    longer = of_grid(RACE.cells, {"local.lr": [0.1, 0.01, 0.5]}, {"mu": [0.1, 1.0]})
+    short = of_grids({"local.lr": [0.1, 0.01]}, {"mu": [1.0, 0.1]})
+    longer = of_grids({"local.lr": [0.1, 0.01, 0.5]}, {"mu": [0.1, 1.0]})
     there = tmp_path / "values"
     reproduce(RecipeSpec(short, "quick", tmp_path / "short", values=there), Watch())
     known = read(there / "small-quick.json").chosen["iid"]["FedProx"]
@@ -333,7 +345,7 @@ def test_a_longer_grid_takes_the_points_that_are_known(tmp_path: Path) -> None:
     "change", [{"sizes": {"quick": Size(seeds=(0,), search={"rounds": 1})}}, {"sizes": {"quick": Size({"rounds": 19})}}]
 )
 def test_points_of_another_search_or_federation_count_nothing(tmp_path: Path, change: dict[str, object]) -> None:
-    recipe = of_grid(RACE.cells, {"local.lr": [0.1, 0.01]}, {})
+    recipe = of_grids({"local.lr": [0.1, 0.01]}, {})
     with pytest.raises(KeyboardInterrupt):
         reproduce(RecipeSpec(recipe, "quick", tmp_path / "cut", values=tmp_path / "values"), StopAfter(1))
     reproduce(

@@ -15,8 +15,7 @@ from fedconcord.study.statistics.load import Run
 from fedconcord.support import grammar, imports
 from fedconcord.support.grammar import Spec
 from fedconcord_papers.recipes.recipe import Comparison, Entry, Measure
-
-DIVERGED = "diverged"  # among the values of a point: 1 if its run did
+from fedconcord_papers.recipes.values import DIVERGED
 
 
 def points_of(entry: Entry) -> list[dict[str, Any]]:
@@ -48,9 +47,8 @@ def value_of(measure: Measure, run: Run) -> float:
 
 def measured(experiment: Comparison, run: Run) -> dict[str, float]:
     """All that a search compares of a point's run."""
-    return {DIVERGED: float(run.head.status == DIVERGED)} | {
-        one.name: value_of(one, run) for one in experiment.measures
-    }
+    by_name = {one.name: value_of(one, run) for one in experiment.measures}
+    return {DIVERGED: float(run.head.status == DIVERGED), **by_name}
 
 
 def scores(experiment: Comparison, point: Mapping[str, float]) -> tuple[float, ...]:

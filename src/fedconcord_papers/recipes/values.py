@@ -17,6 +17,7 @@ Outcome = Literal["held", "in part", "failed", "undecided", "untested"]
 ON_STAND_IN: Mapping[Outcome, str] = {"held": "seen", "failed": "not seen"}  # which neither holds nor refutes a claim
 
 
+DIVERGED = "diverged"  # among the values of a point: 1 if its run did
 T = TypeVar("T")
 U = TypeVar("U")
 Points = Mapping[str, Mapping[str, Mapping[str, T]]]  # cell -> method -> measure -> value of the search's one seed
@@ -146,6 +147,7 @@ def read(path: Path) -> Done:
             for seed, value in seeds.items()
         )
         raw["points"] = _points(raw.get("points", {}), float)
+        _check((point for points in raw["points"].values() for point in points.values()), {DIVERGED})
         return Done(**raw, values=values(rows))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as broken:
         way = "remove it and run the recipe again: runs that its folder holds are not repeated"

@@ -131,7 +131,7 @@ class _Nuclear(NamedTuple):
     def prox(self, x: Tensor, eta: float) -> Tensor:
         finite = torch.isfinite(x).all(-1, keepdim=True)
         u, s, vh = svd(self.matrix(torch.where(finite, x, 0.0)))
-        shrunk: Tensor = (u * soft(s, eta * self.lam)[..., None, :]) @ vh
+        shrunk = torch.einsum("...ir,...rj->...ij", u * soft(s, eta * self.lam)[..., None, :], vh)  # one as among many
         return torch.where(finite, shrunk.flatten(-2), torch.nan)
 
 
