@@ -143,7 +143,7 @@ MEASURES = (
         "equal_work_removes",
         "drift that equal work would remove",
         "1 - D(Delta_i a / a_i) / D(Delta_i), D the drift apart",
-        f"{FEDNOVA}, eq. (15)",
+        f"{FEDNOVA}, eq. (20)",
         "{unequal_work}, or steps by client",
         lambda diagnosis, look: None if look.remedies is None else look.remedies.equal_work,
         CORRECTED,

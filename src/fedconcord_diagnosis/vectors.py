@@ -146,7 +146,7 @@ class Remedies(NamedTuple):
 def remedies(p: np.ndarray, moves: Tensor, work: np.ndarray, steered: Tensor) -> Remedies:
     """Of moves [n, d] that clients made without corrections, doing work a [n].
 
-    Equal work: Delta_i a / a_i, with a = sum_i p_i a_i (Wang et al., IEEE TSP 2021, eq. (15)).
+    Equal work: Delta_i a / a_i, with a = sum_i p_i a_i (Wang et al., IEEE TSP 2021, eq. (20)).
 
     Args:
         steered: [n, d] the moves of the same steps on the same batches, taken with `control(...)` in their direction.

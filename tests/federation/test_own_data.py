@@ -284,6 +284,7 @@ def repeated(text: str) -> str:
         (FULL, ASK._replace(client="sit"), "t.csv has no column 'sit' (--client-column) (did you mean 'site'?); its"),
         (FULL, ASK._replace(ignore=("agee",)), "t.csv has no column 'agee' (input.ignore) (did you"),
         (FULL, ASK._replace(client="y"), "column 'y' is both label and client; give two columns"),
+        (FULL, ASK._replace(label=("y", "y")), "--label-column names 'y' twice; name it once"),
         (FULL, ASK._replace(ignore=("age", "sex")), "t.csv has no column left to learn from beside age, sex, site, y"),
         ("", ASK, "is empty; a table has a header and at least two rows"),
         (HEAD, ASK, "t.csv has a header and no rows; at least two are needed"),
@@ -331,6 +332,14 @@ def test_a_broken_csv_is_one_sentence(tmp_path: Path, content: str | bytes, ask:
 
 def one_array(path: Path) -> None:
     np.savez(path, y=np.zeros(4))
+
+
+def misnamed(path: Path) -> None:
+    np.savez(path, x=np.zeros((4, 2)), y=np.arange(4) % 2, clients=np.arange(4))
+
+
+def broken_test(path: Path) -> None:
+    np.savez(path, x=np.zeros((4, 2)), y=np.arange(4) % 2, test_x=np.full((2, 2), np.nan), test_y=np.arange(2))
 
 
 def pickled(path: Path) -> None:
@@ -394,6 +403,8 @@ def chosen_rows(path: Path) -> None:
         ("x.arrow", lambda path: path.write_bytes(bytes(99)), "cannot read x.arrow: "),
         ("a.npz", lambda path: path.write_bytes(b"PK" + bytes(50)), "cannot read a.npz: "),
         ("a.npz", one_array, "a.npz has no array 'x'; it has y, needed are x [n, ...] and y [n] or [n, outputs]"),
+        ("a.npz", misnamed, "unknown array in a.npz 'clients' (did you mean 'client'?); known: client, test_x, test_y"),
+        ("a.npz", broken_test, "a.npz: test_x holds NaN or infinite numbers; drop or fill such samples"),
         ("a.npz", pickled, "a.npz holds pickled objects, which could run anything and are never read"),
         ("a.npz", shapes, "a.npz: x has shape (4, 2) and y (3,); needed are x [n, ...]"),
         ("a.npz", words, "a.npz: x is of type <U1, and numbers are needed"),

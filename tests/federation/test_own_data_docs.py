@@ -59,6 +59,8 @@ def package(tmp_path: Path) -> Path:
         "def flat(shape, classes):\n    return nn.Linear(shape[0], classes + 1)\n"
         "def number(shape, classes):\n    return 3\n"
         "def broken(shape, classes):\n    raise KeyError('width')\n"
+        "def exits(shape, classes):\n    raise SystemExit(3)\n"
+        "def lazy(shape, classes):\n    return nn.LazyLinear(classes)\n"
     )
     return tmp_path / "site"
 
@@ -81,6 +83,8 @@ WRONG = [
     ("theirs.parts:flat", "the model answers 2 samples with (2, 2), and the data need (2, 1): one row a sample"),
     ("theirs.parts:number", "model theirs.parts:number returned int; return a torch.nn.Module"),
     ("theirs.parts:broken", "model theirs.parts:broken failed for samples of shape (3,): KeyError: 'width'"),
+    ("theirs.parts:exits", "model theirs.parts:exits failed for samples of shape (3,): SystemExit: 3"),
+    ("theirs.parts:lazy", "model theirs.parts:lazy has lazy layers, whose sizes are not known yet; give them their"),
     ("theirs.parts:nett", "model theirs.parts:nett: theirs.parts has no 'nett' (did you mean 'Net'?)"),
     ("theirs.gone:net", "cannot import the model theirs.gone:net: ModuleNotFoundError: No module named"),
     ("theirs.parts:Net(width=2)", "model theirs.parts:Net has no parameter 'width'; it has hidden"),

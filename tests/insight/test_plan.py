@@ -198,6 +198,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
         ("--links 1:x:0", "--links must be a number >= 1, given 'x'"),
         ("--work -1", "--work must be a number >= 0, given '-1'"),
         ("--port nan", "--port must be a number >= 1, given 'nan'"),
+        ("--methods ,", "--methods names no method; give one or more, as in fedavg,scaffold"),
         ("--rows moon", "--rows must be clients or store, given 'moon'"),
         ("--methods fedadam(server=momentum(0.9))", "the method has a server optimiser of its own, given server"),
         ("--prices server", "--prices must be some of server=, gb= and store="),

@@ -157,6 +157,22 @@ def test_predictions_are_as_accurate_as_the_run_says(runs: Path, tmp_path: Path)
     assert rows[7]["file"] == "007.png"
 
 
+def test_a_file_that_holds_something_else_is_not_replaced(runs: Path, tmp_path: Path) -> None:
+    folder, table_ = runs / "2nn", tmp_path / "in.csv"
+    np.savetxt(table_, digits_raw().reshape(360, 64), delimiter=",", header=",".join(map(str, range(64))), comments="#")
+    before = table_.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    for out in (table_, folder / "metrics.csv", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UserError, match=r"is there and holds no predictions; give another file"):
+            fedconcord.predict(folder, table_, out)
+        with pytest.raises(UserError, match=r"is there and was not exported, as it has no .*\.json beside it"):
+            fedconcord.export(folder, "torch", out)
+    assert table_.read_bytes() == before
+    assert (tmp_path / "pipe").is_fifo()
+    for _ in range(2):  # predictions replace predictions
+        assert len(table(fedconcord.predict(folder, table_, tmp_path / "out.csv"))) == 360
+
+
 def test_batches_are_bounded(runs: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "many.npy", np.tile(digits_raw(), (6, 1, 1, 1)))
     sizes = [len(batch.raw) for batch in read(load(runs / "2nn").card, tmp_path / "many.npy")]

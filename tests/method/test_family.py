@@ -205,6 +205,18 @@ def test_the_papers_runs_that_keep_to_remark_1(run: str, a: float, steps: int, p
         assert check(found)
 
 
+def test_the_theory_of_d_fednova_is_of_the_steps_that_the_method_takes() -> None:
+    """d_i = Q_eff / (Q_i sum_A omega_i), eq. (22): with a tenth of the clients ten times Q_eff / Q_i."""
+    steps, tenth, bounds = np.array([2, 4, 6]), np.full(3, 0.1), np.ones(3)
+    fedvra = METHODS["fedvra"]
+    by_rule = fedvra(a=1.0, d="fednova").facts.theory
+    by_list = fedvra(a=1.0, d=[20.0, 10.0, 20.0 / 3]).facts.theory
+    assert by_rule is not None
+    assert by_list is not None
+    one, other = (theory(np.arange(3), tenth, steps, 0.1, bounds) for theory in (by_rule, by_list))
+    assert [(c.holds, c.left) for c in one.conditions] == [(c.holds, pytest.approx(c.left)) for c in other.conditions]
+
+
 def test_the_papers_run_that_does_not() -> None:
     """MNIST with 1 to 5 epochs: 60 steps give 1.17 > 1, though the text says that its parameters satisfy it."""
     found = conditions(0.1, 10.0, 10.0, 0.1, 0.01, 60)

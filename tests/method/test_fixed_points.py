@@ -10,12 +10,14 @@ from chains import response_of
 from fedconcord.execution.engines import Serial, Stacked
 from fedconcord.execution.job import Job, advance, start
 from fedconcord.federation.objectives import Quadratic, fednova_quadratics, quadratics
+from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Algorithm
 from fedconcord.method.step.sizes import ByStep, delta
 from fedconcord.method.step.solver import Solver, refuse
+from fedconcord.method.wrappers.server import sgd, with_server
 from fedconcord.support.errors import UserError
 from fedconcord.testing.bench import run
 from plain_step import falling
@@ -83,6 +85,82 @@ def test_reaches_the_optimum_with_all_clients(name: str) -> None:
 def test_methods_that_claim_nothing_stop_elsewhere(name: str) -> None:
     """The tests above can fail: on the same job these stop far away, though every client takes part."""
     assert gap(job(make(name), cohort=20), 500) > 1e-3
+
+
+EXACT = tiers([*PARTIAL, *FULL], quick=("vrlsgd", "fedhybrid", "fedadmm", "afedpd", "scaffold"))
+NO_SERVER, NO_REPEATS = {"vrlsgd", "fedhybrid", "fedadmm"}, {"fedadmm", "afedpd", "afedpdsam", "auto"}
+
+
+def exact(algorithm: Algorithm, name: str) -> Job:
+    """A job in which the method reaches the optimum."""
+    this = job(algorithm, cohort=5 if name in PARTIAL else 20)
+    equal = replace(this.schedule, work=lambda *key: 5)
+    return replace(this, schedule=equal) if TABLE[name].equal_steps else this
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_server_optimiser_moves_no_fixed_point_or_is_refused(name: str) -> None:
+    if name in NO_SERVER:
+        with pytest.raises(UserError, match=r"cannot have a server optimiser, as its .*; leave `server` out"):
+            with_server(make(name), sgd(0.5))
+    elif not make(name).facts.server_optimiser:
+        assert gap(exact(with_server(make(name), sgd(0.5)), name), 3 * TABLE[name].rounds) < 1e-9
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_clients_that_are_drawn_twice_move_no_fixed_point_or_are_refused(name: str) -> None:
+    this = exact(make(name), name)
+    this = replace(this, schedule=replace(this.schedule, cohort=5, sampler=sampling.with_replacement()))
+    if name in NO_REPEATS:
+        with pytest.raises(
+            UserError, match=r"may draw a client twice, .* cannot have that, as its .*; use sampling uniform"
+        ):
+            start(this)
+    elif name in PARTIAL:
+        assert gap(this, 2 * TABLE[name].rounds) < 1e-9
+    elif TABLE[name].everyone:
+        with pytest.raises(UserError, match="needs all 20 clients"):
+            start(this)
+
+
+def test_sampling_by_size_does_not_count_samples_twice_or_beside_running_sums() -> None:
+    for name, options, words in (
+        ("fednova", {}, "weights size would count them once more"),
+        ("scaffold", {}, "running sums count clients alike"),
+        ("fedavg", {}, None),
+        ("fednova", {"weights": "uniform"}, None),
+        ("fedavg", {"weights": "unbiased"}, None),
+    ):
+        this = job(METHODS[name](**options))
+        this = replace(this, schedule=replace(this.schedule, sampler=sampling.by_size()))
+        if words is None:
+            run(this, 1)
+        else:
+            with pytest.raises(UserError, match=words):
+                start(this)
+
+
+def test_weight_decay_is_of_the_objective_or_refused() -> None:
+    """Inexact ADMM divides f_i by N where its objective is `mean`; with `sum` it minimises F + decay ||x||^2 / 2."""
+    decay = Solver(weight_decay=0.1)
+    with pytest.raises(UserError, match=r"cannot have local\.weight_decay, as objective mean divides f_i by N"):
+        start(replace(job(METHODS["fedadmm_inexact"](objective="mean")), solver=decay))
+    this = replace(job(make("fedadmm_inexact")), solver=decay)
+    x = run(this, 2 * TABLE["fedadmm_inexact"].rounds).server.x
+    assert isinstance(this.problem, Quadratic)
+    gradient = this.problem.H_mean.mean(0) @ x - this.problem.b_mean.mean(0) + 0.1 * x
+    assert float(gradient.norm()) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fednova", "fednova_vr"])
+def test_tau_eff_tau_is_refused_where_steps_are_not_equally_long(name: str) -> None:
+    """With a rule of step sizes or a schedule it would take steps longer by K over the sum of their sizes."""
+    for solver, words in (
+        (Solver(pace=delta(first=0.05)), "counts in units of one local step size"),
+        (Solver(step_schedule=ByStep("falling", falling)), "counts steps as if all were equally long"),
+    ):
+        assert words in str(refuse(solver, METHODS[name](tau_eff="tau"), False))
+        assert refuse(solver, METHODS[name](), False) is None
 
 
 @pytest.mark.parametrize("name", [name for name in FULL if not TABLE[name].everyone])

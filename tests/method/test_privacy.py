@@ -60,6 +60,22 @@ def cohort_of(name: str) -> int:
     return N if TABLE[name].everyone else S
 
 
+# -- what a clip cuts off ------------------------------------------------------------------------------------------
+
+
+def test_what_a_clip_cuts_off_is_missing_in_running_sums_for_good() -> None:
+    """c = mean c_i in every round under a clip that cuts nothing; under a small one it is another, though messages are
+    shorter than it in the end."""
+
+    def apart(clip: float) -> float:
+        state = run(job(with_privacy(METHODS["scaffold"](), clip, 0.0, "central", S)), 200)
+        c_i = state.store.export()["c"]
+        return float((state.server.c - c_i.sum(0) / N).norm() / c_i.norm(dim=-1).max())
+
+    assert apart(1e6) < 1e-12
+    assert apart(0.5) > 0.1
+
+
 # -- the accountant ------------------------------------------------------------------------------------------------
 
 
@@ -233,11 +249,12 @@ def test_engines_agree(name: str, kind: str) -> None:
 
 
 def test_all_contribute_by_one_map() -> None:
-    """Whatever the server knows of its senders, a method is told the same of all: here it would weigh them by it."""
+    """Whatever the server knows of its senders, a method is told the same of all: here it would weigh them by it. Who
+    it is no method may ask."""
     plain = METHODS["fedavg"]()
 
     def by(sender: Sender) -> torch.Tensor:
-        known = torch.stack([sender.id.double(), sender.w, sender.p, sender.inclusion])
+        known = torch.stack([sender.w, sender.p, sender.inclusion])
         return known.nan_to_num(0.0).sum(0)
 
     private = with_privacy(
@@ -341,6 +358,12 @@ def test_which_methods_it_covers_is_found_from_their_functions() -> None:
         (lambda: with_uploads(METHODS["scaffold"](), topk(0.5)), "compresses messages before they are clipped"),
         (lambda: METHODS["fedcm"](), "numbers such as their local steps"),
         (lambda: METHODS["fednova"](weights="uniform"), "numbers such as their local steps"),
+        (lambda: METHODS["fedvra"](a=[7.0, 1.0, *[7.0] * (N - 2)]), "counts a message by who sent it"),
+        (lambda: METHODS["fedvra"](d=[10.0, 1.0, *[10.0] * (N - 2)]), "counts a message by who sent it"),
+        (
+            lambda: replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: sender.id * up),
+            "counts a message by who sent it",
+        ),
         (lambda: METHODS["fedvra"](d="fednova"), "not linear in the messages alone"),
         (lambda: with_privacy(METHODS["fedavg"](), 1.0, 1.0, "central", S), "protected already"),
         (lambda: replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: up**2), "not linear"),

@@ -157,3 +157,5 @@ def test_what_sizes_its_own_steps_is_refused() -> None:
     assert "leave local.step_schedule out" in str(refuse(solver._replace(pace=delta()), method))
     assert "step_schedule at their defaults" in str(refuse(solver._replace(kind="lbfgs"), method))
     assert "step_schedule out" in str(refuse(solver, with_code(method, Code(lambda *one: None))))
+    assert refuse(solver, with_optimiser(method, adamw())) is None
+    assert "align divides a move by its steps" in str(refuse(solver, with_optimiser(method, adamw(align=0.5))))

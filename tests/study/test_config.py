@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import Field
 
@@ -544,6 +545,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 )
 def test_wrong_set(setting: str, said: str) -> None:
     assert sentence(lambda: resolve_run(options(setting))) == said
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    of = from_nested({"clients": np.int64(4), "local": {"lr": np.float32(0.5)}}, "Python")
+    assert of.values == {"clients": 4, "local.lr": 0.5}
+    assert [type(value) for value in of.values.values()] == [int, float]
 
 
 def test_every_key_has_a_meaning() -> None:

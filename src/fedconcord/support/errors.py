@@ -69,7 +69,7 @@ def foreign(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(OURS)]
         first = [one for one in frames if one.filename == frames[0].filename and "site-packages" not in one.filename]
         raise UserError(f"{what}: {in_words(error)}{_at(first)}") from error

@@ -21,7 +21,7 @@ from fedconcord.federation.data.inputs import Input, refuse_too_large, split
 from fedconcord.federation.data.sequences import PAD, token_targets, with_next
 from fedconcord.federation.data.sources import Source, column, open_table
 from fedconcord.federation.data.tables import read_table
-from fedconcord.support.errors import UserError, closest
+from fedconcord.support.errors import UserError, closest, unknown
 from fedconcord.support.objects import name_of
 
 
@@ -126,6 +126,9 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
         UserError: an array is missing or of the wrong shape or kind.
     """
     label, client = (settings.label or ("y",))[0], settings.client or "client"
+    names = {"x", "y", label, client, "test_x", "test_y", settings.person, *settings.ignore}
+    if odd := next((name for name in arrays if name not in names), None):
+        raise unknown(f"array in {where}", odd, filter(None, names))
     also = [*filter(None, (settings.client, settings.person)), *(["test_y"] if "test_x" in arrays else [])]
     fill, arrays = ({} if label in arrays else {"pad": PAD}), with_next(arrays, label, settings.target)
     x, y = pair_of(arrays, label, where, also)
@@ -148,6 +151,8 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
             labels.columns_of(test_y, "test_y", where), target.kind, where, known=target.names
         )
         test_x = inputs_of(test_x, where)
+        if not np.isfinite(test_x).all():
+            raise UserError(f"{where}: test_x holds NaN or infinite numbers; drop or fill such samples")
     else:
         tested = split(owner, len(who or [""]), settings.test_share)
         test_x = x[tested]

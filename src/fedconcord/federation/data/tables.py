@@ -96,6 +96,8 @@ def features_of(source: Source, settings: Input) -> list[str]:
     for option, listed in keys.items():
         if twice := [name for name in listed if name in settings.ignore]:
             raise UserError(f"column {twice[0]!r} is named by {option} and by input.ignore; leave it out of one")
+    if twice := [name for name in settings.label if settings.label.count(name) > 1]:
+        raise UserError(f"--label-column names {twice[0]!r} twice; name it once")
     if settings.client in settings.label:
         raise UserError(f"column {settings.client!r} is both label and client; give two columns")
     if settings.person in (*settings.label, *client):

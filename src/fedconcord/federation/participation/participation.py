@@ -193,6 +193,13 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
         return (
             f"differential privacy needs another sampling than this one, which {how}; use sampling poisson or uniform"
         )
+    if rules.sampler.repeats and (why := algorithm.facts.unfit.get("repeats")):
+        return f"this sampling may draw a client twice, and the method cannot have that, as {why}; use sampling uniform"
+    if rules.sampler.by_size and (algorithm.weights == "size" or algorithm.facts.invariant is not None):
+        what, way = "weights size would count them once more", "use weights uniform or unbiased, or sampling uniform"
+        if algorithm.weights != "size":
+            what, way = "the method's running sums count clients alike", "use sampling uniform, with objective samples"
+        return f"this sampling counts samples by drawing large clients more often, and {what}; {way}"
     if rules.deadline is not None and rules.devices is None:
         return "a deadline needs the times of clients; set devices, for example lognormal(0.5)"
     if rules.deadline is None and rules.late == "keep":

@@ -66,6 +66,8 @@ def plan(
         raise UserError(f"--model-bytes must be a multiple of 4, the bytes of a float32, given {model_bytes!r}")
     sampling.check(of.cohort, of.clients)
     algorithms = [planner.read_algorithm(text.strip()) for text in split_list(methods)]
+    if not algorithms:
+        raise UserError("--methods names no method; give one or more, as in fedavg,scaffold")
     plans = [planner.planned(planner.sizes_of(*one, of), of) for one in algorithms]
     if json_:
         say(json.dumps(planner.as_json(plans, of), indent=2))

@@ -68,7 +68,8 @@ def predict(
         trust: import the module that the folder names, which runs code of who made it.
 
     Raises:
-        UserError: the folder holds no model or a lost one, or the inputs are not what it takes.
+        UserError: the folder holds no model or a lost one, the inputs are not what it takes, or `out` is there and
+            holds something else than predictions.
     """
     trained = load(Path(run), force, model, client, trust)
     check_threshold(trained.card, threshold)
@@ -98,9 +99,11 @@ def predict(
             batch = next(batches, None)
 
     path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
     ours = _header(trained.card)
     theirs = [f"{name} (input)" if name in (key, "unseen", *ours) else name for name in first.beside]
+    if path.exists() and (path.samefile(input) or not _holds_predictions(path)):
+        raise UserError(f"{path} is there and holds no predictions; give another file as out")
+    path.parent.mkdir(parents=True, exist_ok=True)
     files.write_csv(path, [key, *theirs, *ours, *(["unseen"] if first.unseen else [])], lines())
     if unseen:
         few = "; ".join(unseen[:SHOWN]) + ("; ..." if len(unseen) > SHOWN else "")
@@ -110,6 +113,14 @@ def predict(
             stacklevel=2,
         )
     return path
+
+
+def _holds_predictions(path: Path) -> bool:
+    """Whether the first column of a file is that of predictions."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(5).startswith((b"row,", b"file,"))
 
 
 def check_threshold(card: Mapping[str, Any], threshold: float | None) -> None:

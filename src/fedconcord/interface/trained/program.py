@@ -185,7 +185,8 @@ def export(
     Returns: the program's path.
 
     Raises:
-        UserError: the folder holds no model or a lost one, the format is unknown, or ONNX is not installed.
+        UserError: the folder holds no model or a lost one, the format is unknown, ONNX is not installed, or `out` is
+            there and is no exported model.
     """
     if format not in FORMATS:
         raise UserError(f"the format must be torch, onnx or peft, given {format!r}")
@@ -195,6 +196,9 @@ def export(
     if format == "peft":
         return adapter.write(Path(out or Path(run) / "adapter"), trained.program.model, trained.card)
     path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
+    card = path.with_name(f"{path.name}.json")
+    if path.exists() and not (path.is_file() and card.is_file()):
+        raise UserError(f"{path} is there and was not exported, as it has no {card.name} beside it; give another file")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part{SUFFIX[format]}")
     try:
@@ -204,7 +208,7 @@ def export(
         part.unlink(missing_ok=True)
     meaning = MEANING[trained.card["target"]].format(length=trained.card["shape"][0])
     about = dict(trained.card) | {"input": _described(trained.card), "output": meaning}
-    files.write_json(path.with_name(path.name + ".json"), about)
+    files.write_json(card, about)
     return path
 
 

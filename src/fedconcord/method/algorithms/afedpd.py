@@ -45,6 +45,7 @@ from fedconcord.support.factories import Search
 from fedconcord.support.parameters import Positive, about
 
 Rho = Annotated[Positive, about("penalty of the augmented Lagrangian"), Search(0.01, 1.0)]
+COUNTED = "its duals are measured from a mean in which every client counts once"
 Normalised = Annotated[Literal["uniform", "size"], about("how the server weighs the cohort")]
 
 
@@ -109,6 +110,7 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
                 moves_when_absent=True,
             ),
             invariant="duals that are measured from the mean of the cohort's models",
+            unfit={"repeats": COUNTED},
             remedies=("dissimilar gradients", "stale memory"),
             recommendations=(
                 Recommendation(

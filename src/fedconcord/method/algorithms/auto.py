@@ -35,7 +35,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.method.algorithms.afedpd import Normalised
+from fedconcord.method.algorithms.afedpd import COUNTED, Normalised
 from fedconcord.method.contract import (
     Algorithm,
     Client,
@@ -154,5 +154,6 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         facts=Facts(
             group="nothing to tune",
             invariant="duals that are measured from the mean of the cohort's models" if duals == "own" else None,
+            unfit={"repeats": COUNTED} if duals == "own" else {},
         ),
     )

@@ -31,7 +31,7 @@ def step_theory(
         smoothness: [n] bounds of L_i from below; what fails for them fails.
     """
     penalty, dual = _of(gamma, ids), _of(a, ids)
-    rules = {"inverse_p": 1 / inclusion, "fednova": steps.mean() / steps}
+    rules = {"inverse_p": 1 / inclusion, "fednova": steps.mean() / (steps * inclusion.mean())}
     scale = rules[d] if isinstance(d, str) else _of(d, ids)
     by_client = [
         conditions(inclusion[k], dual[k], scale[k], penalty[k], lr, int(steps[k]), float(smoothness[k]))

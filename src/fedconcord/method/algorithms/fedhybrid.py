@@ -10,6 +10,7 @@ beta_1, beta_2 the dual step sizes. One step a round, with full gradients; stron
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class Server(NamedTuple):
 @definition(version=2)
 def fedhybrid(
     rho: Annotated[Positive, about("penalty of the augmented Lagrangian"), Search(0.1, 10.0)] = 1.0,
-    newton_share: Annotated[Chance, about("share of the clients with Newton steps")] = 0.5,
+    newton_share: Annotated[Chance, about("share of the clients with Newton steps, rounded up")] = 0.5,
     newton_lr: Annotated[Fraction, about("step size of Newton clients")] = 1.0,
     gradient_dual_lr: Annotated[Positive, about("dual step size of gradient clients")] = 0.5,
     newton_dual_lr: Annotated[Positive, about("dual step size of Newton clients, relative to the curvature")] = 0.5,
@@ -75,7 +76,9 @@ def fedhybrid(
         return done.x - row.x + (dual - row.dual) / rho, Row(done.x, dual)
 
     return Algorithm(
-        init=lambda x, population: Server(x, torch.tensor(newton_share * population.n, dtype=x.dtype, device=x.device)),
+        init=lambda x, population: Server(
+            x, torch.tensor(math.ceil(round(newton_share * population.n, 9)), dtype=x.dtype, device=x.device)
+        ),
         init_client=lambda x: Row(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=start,
@@ -88,5 +91,6 @@ def fedhybrid(
             group="primal-dual",
             memory=Memory("dual variable", lambda server, rows, p, mean: -rows.dual, is_dual=True),
             invariant="x_0, the mean of x_i + lambda_i / rho over all clients",
+            unfit={"server": "its model has to be the mean of x_i + lambda_i / rho over all clients"},
         ),
     )

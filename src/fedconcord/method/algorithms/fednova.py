@@ -1,7 +1,7 @@
 """FedNova and FedNova-VR: normalised averaging, for any local solver.
 
-Wang et al., IEEE TSP 2021, eqs. (15)-(17): vanilla, proximal (mu > 0), and with the local solver's momentum. With the
-gradients of a client's steps as the columns of G_i and what the local solver makes of them in a_i,
+Wang et al., IEEE TSP 2021, eqs. (6), (8) and (20): vanilla, proximal (mu > 0), and with the local solver's momentum.
+With the gradients of a client's steps as the columns of G_i and what the local solver makes of them in a_i,
     x_i - x = -eta G_i a_i,   d_i = G_i a_i / ||a_i||_1,   x <- x - tau_eff eta sum_A w_i d_i.
 The solver reports ||a_i||_1, so this file knows no solver:
     tau_i for plain SGD,   [tau_i - rho (1 - rho^tau_i) / (1 - rho)] / (1 - rho) with momentum rho,
@@ -10,7 +10,7 @@ tau_eff: sum w_i ||a_i||_1 (`a`, the paper's default) or sum w_i tau_i (`tau`, t
 table). Deviation from the released code: the pull of mu stays outside the momentum buffer, and ||a_i||_1 is exact
 there.
 
-FedNova-VR: ibid., section V-D; with the local solver's momentum it is FedNova momentum + VR:
+FedNova-VR: ibid., section VI; with the local solver's momentum it is FedNova momentum + VR:
     local direction g + c - c_i,   c_i+ = (x - x_i) / (eta ||a_i||_1) + c_i - c,   c = sum_i p_i c_i,
 and the server's step is FedNova's. c_i is the *uncorrected* normalised gradient. The paper writes the correction with
 d_i; only this reading of it (normalised raw gradients) is unbiased.
@@ -75,7 +75,7 @@ def fednova(
 ) -> Algorithm:
     """FedNova: normalise each client's move by its own amount of work.
 
-    Wang et al., IEEE TSP 2021 (NeurIPS 2020), eqs. (15)-(17).
+    Wang et al., IEEE TSP 2021 (NeurIPS 2020), eqs. (6) and (20).
     """
 
     def update(server: Server, total: tuple[Message | Varied, Tensor], cohort: Cohort) -> Server:
@@ -92,15 +92,16 @@ def fednova(
         update=update,
         weights=weights,
         phases=Phases(asynchronous="undamped"),
-        needs=Needs(normaliser=True),
+        needs=Needs(normaliser=True, lr=tau_eff == "tau"),
         facts=Facts(
             group="normalised averaging",
+            unfit={"step_schedule": "tau_eff tau counts steps as if all were equally long"} if tau_eff == "tau" else {},
             remedies=("unequal work",),
             cautions=(
                 Caution(
                     "equal work",
                     "there is nothing to normalise, so that it is FedAvg",
-                    "Wang et al. 2021, eq. (15); measured",
+                    "Wang et al. 2021, eq. (20); measured",
                 ),
             ),
         ),
@@ -113,7 +114,7 @@ def fednova_vr(
 ) -> Algorithm:
     """FedNova-VR: normalised averaging with control variates.
 
-    Wang et al., IEEE TSP 2021, section V-D.
+    Wang et al., IEEE TSP 2021, section VI.
     """
     nova = fednova(mu, tau_eff, server_lr, weights)
 
@@ -130,5 +131,5 @@ def fednova_vr(
         finish=finish,
         contribute=lambda up, sender, cohort: (normalised(up, sender)._replace(c=sender.p * up.c), sender.w),
         update=lambda server, total, cohort: Corrected(nova.update(server, total, cohort).x, server.c + total[0].c),
-        facts=CONTROL._replace(remedies=("drift",)),
+        facts=CONTROL._replace(remedies=("drift",), unfit=nova.facts.unfit),
     )

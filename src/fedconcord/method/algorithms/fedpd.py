@@ -70,6 +70,6 @@ def fedpd(
         facts=Facts(
             group="primal-dual",
             memory=Memory("dual variable", lambda server, rows, p, mean: -rows.dual, is_dual=True),
-            invariant="duals whose sum over all clients is 0",
+            invariant="a model that is the mean of x_i + eta lambda_i over all clients",
         ),
     )

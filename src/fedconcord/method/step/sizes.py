@@ -6,8 +6,8 @@ dual terms and weight decay included, theta_k = eta_k / eta_{k-1} and theta_0 = 
     eta_k = min(gamma ||x_k - x_{k-1}|| / (2 ||D_k - D_{k-1}||), sqrt(1 + growth theta_{k-1}) eta_{k-1}, limit),
     limit = min(bound first, gamma / (2 (rho + weight decay))).
 Deviations. The authors' code evaluates the last model's gradient anew on the step's own mini-batch, two gradients a
-step; here D_{k-1} is that of the last step, one gradient a step, so that mini-batch noise shortens steps too. It adds
-1e-5 to every step size and lets the first one grow already. `limit` is ours: where gradients do not differ
+step; here D_{k-1} is that of the last step, one gradient a step, so that mini-batch noise shortens steps too. It lets
+the first step size grow already. `limit` is ours: where gradients do not differ
 (interpolation) steps would grow without end, and no curvature is below that of the pull. Where x or D did not change
 the growth branch stands alone, as in that code.
 

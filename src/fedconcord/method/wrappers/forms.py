@@ -59,10 +59,10 @@ def message(algorithm: Algorithm, x: Tensor, move: float = 0.0, steps: float = 1
     return _first_round(algorithm, torch.ones_like(x[:2]), (), lambda leaf: leaf, move, steps).up
 
 
-def contribution(algorithm: Algorithm, up: Tree, like: Tensor, w: float = 1.0, known: bool = True) -> Tree:
+def contribution(algorithm: Algorithm, up: Tree, like: Tensor, w: float = 1.0, known: bool = True, id: int = 0) -> Tree:
     """What a message [2] contributes with this weight, in numbers like these; nobody knows the steps if not `known`."""
-    steps = 1.0 if known else math.nan
-    return algorithm.contribute(up, _sender(like.new_ones(()), w, steps), COHORT._replace(mean_steps=steps))
+    sender = _sender(like.new_ones(()), w, steps := 1.0 if known else math.nan)
+    return algorithm.contribute(up, sender._replace(id=sender.id + id), COHORT._replace(mean_steps=steps))
 
 
 def _first_round(

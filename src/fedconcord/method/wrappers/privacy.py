@@ -61,6 +61,8 @@ from fedconcord.method.wrappers.uploads import is_packed
 from fedconcord.support.errors import UserError, in_words
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
 
+NOBODY = 2**31  # the number of no client
+
 
 @definition(version=2)
 def with_privacy(
@@ -179,9 +181,24 @@ def _uncovered(algorithm: Algorithm) -> str | None:
         return "its clients send numbers such as their local steps beside vectors, which nothing protects"
     if any(bool(leaf.any()) for leaf in vectors):
         return "its clients send whole models, not changes, and clipping would draw them to zero"
+    if _asks_who(algorithm, first):
+        return "its server counts a message by who sent it, as a list of one number a client does"
     if not _linear(algorithm, first):
         return "its server's sum is not linear in the messages alone, so that their bound does not bound the sum"
     return None
+
+
+def _asks_who(algorithm: Algorithm, like: Tree) -> bool:
+    """Whether `contribute` asks who sent a message: by trial with a client that there is not."""
+    up = _noise(like, 2, lambda n: torch.arange(1, n + 1, dtype=torch.float64))
+    try:
+        one, other = (
+            contribution(algorithm, up, torch.ones((), dtype=torch.float64), known=False, id=id) for id in (0, NOBODY)
+        )
+    except IndexError:
+        return True
+    same = zip(tree_leaves(one).values(), tree_leaves(other).values(), strict=True)
+    return not all(torch.allclose(a, b, equal_nan=True) for a, b in same)
 
 
 def _linear(algorithm: Algorithm, like: Tree) -> bool:

@@ -232,12 +232,15 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     models (A-FedPD, FedDyn's mean) keeps them as it made them; one whose answer is such a model keeps its answer too.
 
     Raises:
-        UserError: the method has a server optimiser already, or its messages are protected or aggregated by a robust
+        UserError: the method has a server optimiser already, its model is a running sum that nothing else may move, or
+            its messages are protected or aggregated by a robust
             rule and the optimiser would have clients send more.
     """
     stretch, answer = optimizer.stretch, optimizer.answer
     if algorithm.facts.server_optimiser:
         raise UserError("the method has a server optimiser of its own; set that one's options, or leave `server` out")
+    if why := algorithm.facts.unfit.get("server"):
+        raise UserError(f"the method cannot have a server optimiser, as {why}; leave `server` out")
     if stretch is not None and (algorithm.facts.protection is not None or algorithm.phases.combine is not None):
         what = "aggregated by a robust rule" if algorithm.facts.protection is None else "private"
         raise UserError(

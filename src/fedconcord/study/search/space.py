@@ -24,7 +24,7 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # the papers', by name
         "local.lr": (0.01, 0.1, 0.2, 0.5),
         "fedprox.mu": (0.001, 0.01, 0.1, 1.0),
     },
-    "fednova": {  # Wang et al., IEEE TSP 2021, section VI
+    "fednova": {  # Wang et al., IEEE TSP 2021, Appendix B
         "local.lr": (0.005, 0.01, 0.02, 0.05, 0.08),
         "fedprox.mu": (0.0005, 0.001, 0.005, 0.01),
         "fednova.mu": (0.0005, 0.001, 0.005, 0.01),

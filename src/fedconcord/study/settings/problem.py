@@ -91,7 +91,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, input: InputSettings)
         product = call(data_folder(data_dir), seed)
     except (UserError, OSError):
         raise
-    except Exception as error:  # whatever somebody else's function raises
+    except (Exception, SystemExit) as error:  # whatever somebody else's function raises
         raise UserError(f"data {data} failed when they were made: {in_words(error)}") from error
     return checked(product, settings, data)
 
@@ -337,12 +337,14 @@ def _network(call: factories.Call, dataset: Dataset) -> nn.Module:
     """A model for the data's samples; what a factory of one's own raises becomes a sentence."""
     try:
         network = call(dataset.shape, dataset.classes)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, UserError) or call.name in MODELS:
             raise
         raise UserError(f"model {call.name} failed for samples of shape {dataset.shape}: {in_words(error)}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"model {call.name} returned {type(network).__name__}; return a torch.nn.Module")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in network.parameters()):
+        raise UserError(f"model {call.name} has lazy layers, whose sizes are not known yet; give them their sizes")
     return network
 
 

@@ -120,7 +120,7 @@ class EngineSettings(BaseModel):
     """floating-point type of models and data"""
     precision: Literal["full", "tf32", "bf16"] = key("full", stage="job")
     """precision of a model's gradients: full is that of dtype; bf16, and tf32 on a GPU, are faster and less exact"""
-    threads: Count | None = key(None, stage="run")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = key(None, stage="run")
     """number of CPU threads of one run; if none, all cores that the container may use, divided over the runs of
     --jobs"""
     graphs: bool = False

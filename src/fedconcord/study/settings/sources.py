@@ -236,7 +236,8 @@ def _flat(nested: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[
                 raise UserError(f"{full} is a table of keys ({inside}), given {grammar.shown(value)} ({origin})")
             yield from _flat(value, origin, f"{full}.")
         elif full in keys() or (full.startswith("algorithm.") and key):
-            yield full, value
+            is_number = hasattr(value, "dtype") and getattr(value, "ndim", None) == 0  # of numpy or torch
+            yield full, value.item() if is_number else value
         else:
             near = closest(full, [*keys(), *SECTIONS])
             raise UserError(f"unknown key {full!r} ({origin}){near}; `fedconcord list settings` shows all keys")
