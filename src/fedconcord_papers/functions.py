@@ -106,7 +106,7 @@ def audited(
     jobs = {one.label or "": build(one) for one in runs}
     private = [one for one in runs if one.privacy.clip is not None]
     plain = {one.label or "": build(unprotected(one)) for one in private}
-    folder = Path(out) if out else files.free_folder(Path("runs"), "audit")
+    folder = files.free_folder(Path("runs"), "audit", out)
     say(
         f"{len(jobs)} method{'s' * (len(jobs) > 1)} trained to round {round}, whose messages are attacked for "
         f"{attack.iterations} iterations each; into {folder}"

@@ -144,6 +144,8 @@ def test_the_command_draws_what_a_run_draws(tmp_path: Path, capsys: pytest.Captu
     whole = [*common, "--set", "validation=none"]  # else a share of each client's samples is set apart
     assert call(["run", *whole, "--rounds", "1", "--model", "logreg", "--out", str(tmp_path / "r")]) == 0
     capsys.readouterr()
+    assert call(["data", "describe", "--data", "digits", "--out", str(tmp_path / "d")]) == 2  # what is there stays
+    assert "d is there and is not empty; give another folder as out" in capsys.readouterr().err
     with open(tmp_path / "d" / "clients.csv") as one, open(tmp_path / "r" / "partition.csv") as other:
         ours, theirs = list(csv.reader(one)), list(csv.reader(other))
     assert [row[4:] for row in ours[1:]] == [row[-10:] for row in theirs[1:]]

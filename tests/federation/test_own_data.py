@@ -293,6 +293,7 @@ def repeated(text: str) -> str:
         (FULL + "6,m,0\n", ASK, "cannot read t.csv: Row #7: Expected 4 columns, got 3: 6,m,0; every row needs as many"),
         (FULL.encode() + b"6,\xff\xfe,1,b\n", ASK, "cannot read t.csv: it is not UTF-8; save it as UTF-8"),
         (FULL.replace(",0,", ",1,"), ASK, "t.csv: label column 'y' has one class only, '1'; there is nothing to tell"),
+        (FULL + '6,m,"1,b\n7,m,0,b\n8,m,1",b\n9,m,1,b\n', ASK, "label column 'y' has a text of several lines, "),
         (FULL + "6,m,,b\n", ASK, "t.csv: 1 of 6 rows have no value in 'y', row 6 first; drop these rows"),
         (FULL + "6,m,1,\n", ASK, "t.csv: 1 of 6 rows have no value in 'site', row 6 first; drop these rows"),
         (FULL + "inf,m,1,b\n", ASK, "t.csv: row 6, column 'age' is infinite; write a number, or nothing where unknown"),
@@ -336,6 +337,10 @@ def one_array(path: Path) -> None:
 
 def misnamed(path: Path) -> None:
     np.savez(path, x=np.zeros((4, 2)), y=np.arange(4) % 2, clients=np.arange(4))
+
+
+def nobody(path: Path) -> None:
+    np.savez(path, x=np.zeros((4, 2)), y=np.arange(4) % 2, client=np.array([0.0, np.nan, 1.0, 1.0]))
 
 
 def broken_test(path: Path) -> None:
@@ -404,6 +409,7 @@ def chosen_rows(path: Path) -> None:
         ("a.npz", lambda path: path.write_bytes(b"PK" + bytes(50)), "cannot read a.npz: "),
         ("a.npz", one_array, "a.npz has no array 'x'; it has y, needed are x [n, ...] and y [n] or [n, outputs]"),
         ("a.npz", misnamed, "unknown array in a.npz 'clients' (did you mean 'client'?); known: client, test_x, test_y"),
+        ("a.npz", nobody, "a.npz: 1 of 4 rows have no value in 'client', row 2 first; drop these rows"),
         ("a.npz", broken_test, "a.npz: test_x holds NaN or infinite numbers; drop or fill such samples"),
         ("a.npz", pickled, "a.npz holds pickled objects, which could run anything and are never read"),
         ("a.npz", shapes, "a.npz: x has shape (4, 2) and y (3,); needed are x [n, ...]"),

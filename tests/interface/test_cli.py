@@ -559,6 +559,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compare" in capsys.readouterr().out
     assert cli.call(["run", "--help"]) == 0
     assert "--batch-size" in capsys.readouterr().out
+    assert cli.call(["predict", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Folder of a run.  [required]" in said
+    assert "\\" not in said
 
 
 MISTAKES = {

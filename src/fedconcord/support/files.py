@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedconcord.support.errors import UserError
+
 
 def write_bytes(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o666) -> None:
     """Replace the file's content in one step, by one piece or by several in turn; it survives a crash of the machine.
@@ -114,8 +116,16 @@ def folder_name(label: str) -> str:
     return re.sub(r"-+", "-", re.sub(r"[^\w.=+-]", "-", label)).strip("-.") or "run"
 
 
-def free_folder(parent: Path, stem: str) -> Path:
-    """The first of parent/stem-1, parent/stem-2, ... that does not exist."""
+def free_folder(parent: Path, stem: str, out: str | Path | None = None) -> Path:
+    """`out`, if it is given, else the first of parent/stem-1, parent/stem-2, ... that does not exist.
+
+    Raises:
+        UserError: `out` is a file, or holds something.
+    """
+    if out is not None:
+        if (folder := Path(out)).exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UserError(f"{out} is there and is not empty; give another folder as out")
+        return folder
     number = 1
     while (parent / f"{stem}-{number}").exists():
         number += 1

@@ -55,7 +55,7 @@ def collect(name: str, chunks: Sequence[pa.Array], where: str) -> Values:
 
 def _values(values: np.ndarray, key: str, where: str) -> pa.Array:
     try:
-        return pa.array(values)
+        return pa.array(values, from_pandas=True)  # NaN is no value
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         raise UserError(f"{where}: {key} is of type {values.dtype}, neither numbers nor texts; convert it") from None
 
@@ -179,6 +179,11 @@ def _classes(
     c: Values, note: str | None, where: str, named: Sequence[str] | None, known: Sequence[str] | None
 ) -> Targets:
     code, texts = ordered(c)
+    if broken := next((text for text in texts if "\n" in text), None):
+        raise UserError(
+            f"{where}: label column {c.name!r} has a text of several lines, {broken[:20]!r}..., as after a quote that "
+            "is not closed; mend the file"
+        )
     if named and set(texts) <= set(map(str, range(len(named)))):
         code, texts = np.array([int(name) for name in texts])[code], list(named)
     if known is None:

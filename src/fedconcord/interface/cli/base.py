@@ -26,6 +26,8 @@ from fedconcord.support.imports import from_entry_point
 COMMANDS = "fedconcord.commands"  # name of a command = "module:app", an app of typer that has this command alone
 TOPICS = "fedconcord.topics"  # name of a topic = "module:function", which returns the topic's entries
 
+typer.core.HAS_RICH = False  # else help has "\[required]", escaped for a markup that is off in every command
+
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

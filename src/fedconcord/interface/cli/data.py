@@ -46,7 +46,7 @@ def describe(
 
     resolved = resolve_run(*sources)
     description = measure(*divided(resolved))
-    folder = Path(out) if out else files.free_folder(Path("runs"), "partition")
+    folder = files.free_folder(Path("runs"), "partition", out)
     data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(description.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, description, title)
