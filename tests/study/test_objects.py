@@ -346,6 +346,18 @@ def test_a_search_takes_objects_and_goes_on_with_them(tmp_path: Path) -> None:
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
+class Frame:
+    """A table as pandas has it: its items are columns."""
+
+    columns = ("a", "b")
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, name: str) -> object:
+        raise KeyError(name)
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -356,6 +368,7 @@ def test_a_search_takes_objects_and_goes_on_with_them(tmp_path: Path) -> None:
         ({"data": {}}, "data has no clients"),
         ({"data": {"a": (X, Y), "b": (X[:, :2], Y)}}, r"client 'b' have shape \(2,\) and those of 'a' \(4,\)"),
         ({"data": object()}, "data is object, which is no data set; give "),
+        ({"data": Frame()}, "data is Frame, which is no data set; give "),
         ({"data": lambda folder, seed: 1 / 0}, "failed when they were made: ZeroDivisionError"),
         ({"partition": [[0, 1], [1, 2]]}, "gives a sample twice"),
         ({"partition": [[0], [48]]}, "client 1 has sample 48, and there are 0 to 47"),
