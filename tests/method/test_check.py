@@ -13,7 +13,7 @@ from torch import Tensor
 from fedconcord.execution.engines import Engine, Serial, Stacked
 from fedconcord.execution.job import Job, advance, start
 from fedconcord.federation.objectives import quadratics
-from fedconcord.federation.participation.sampling import by_size
+from fedconcord.federation.participation.sampling import with_replacement
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
@@ -296,7 +296,7 @@ def test_what_goes_down_may_hold_numbers() -> None:
 def test_engines_tell_each_client_its_own_plan(engine: Engine) -> None:
     """Steps, weights and the step size of this round, by client, though they change from round to round."""
     problem = quadratics(0, 9, torch.float64, torch.device("cpu"), dim=3)
-    schedule = Schedule(3, 4, 0.1, uniform(1, 5), "steps", lr_decay=0.9, sampler=by_size())
+    schedule = Schedule(3, 4, 0.1, uniform(1, 5), "steps", lr_decay=0.9, sampler=with_replacement())
     algorithm = METHODS["scaffold"](weights="size")
     heard: dict[int, list[float]] = {}
 

@@ -13,7 +13,7 @@ import pytest
 from test_reproduce import PAGES, SMALL, done
 
 from fedconcord.interface.cli.main import call
-from fedconcord_papers.recipes import RECIPES, pages, printed
+from fedconcord_papers.recipes import RECIPES, pages, printed, tables
 from fedconcord_papers.recipes.evidence import gather, published, standing
 from fedconcord_papers.recipes.publication import write_publication
 from fedconcord_papers.recipes.recipe import Recipe
@@ -80,7 +80,7 @@ def test_the_pdf_says_of_every_recipe_what_its_page_says(folder: Path, tmp_path:
 def test_a_table_that_is_too_wide_is_continued_below() -> None:
     pytest.importorskip("fpdf")
     names = [f"entry-{k:02}-of-a-name-without-spaces" for k in range(20)]
-    table = pages.markdown(["", *names], [["cell", *(f"value-{k:02}" for k in range(20))], ["a|b", *[""] * 20]])
+    table = tables.markdown(["", *names], [["cell", *(f"value-{k:02}" for k in range(20))], ["a|b", *[""] * 20]])
     text = words_of(
         printed.pdf([f"# Title\n\n{table}\n\n*often* `--jobs 2 --out`"], Path(), datetime(2026, 1, 1, tzinfo=UTC))
     )
@@ -93,7 +93,7 @@ def test_a_table_that_is_too_wide_is_continued_below() -> None:
 def test_a_row_higher_than_a_page_goes_on() -> None:
     pytest.importorskip("fpdf")
     names = [f"m{k:04}" for k in range(3000)]
-    table = pages.markdown(["", "claim", "evidence"], [["Z1.1", "all of them", ", ".join(names)]])
+    table = tables.markdown(["", "claim", "evidence"], [["Z1.1", "all of them", ", ".join(names)]])
     text = words_of(printed.pdf([f"# Title\n\n{table}"], Path(), datetime(2026, 1, 1, tzinfo=UTC)))
     assert all(name in text for name in names)
 

@@ -63,7 +63,7 @@ def verdict(claims: tuple[Claim, ...], says: str, found: Values) -> str:
 
 
 def test_fig_2_compares_what_methods_lose() -> None:
-    lost = {"FedAvg": 20, "FedSaga": 22, "FedCM": 8, "SCAFFOLD": 1, "MimeSVRG": 2, "LoSAC": 0.5}
+    lost = {"FedAvg": 20, "FedSaga": 22, "FedCM": 8, "SCAFFOLD": 1, "MimeSVRG": 2, losac_curves.LITERAL: 0.5}
     claims = losac_curves.same_claims("", "")
 
     def found(lost: dict[str, float]) -> Values:
@@ -71,7 +71,7 @@ def test_fig_2_compares_what_methods_lose() -> None:
         return planted("accuracy, %", cells)
 
     assert [claim.judge(found(lost)).verdict for claim in claims] == ["held"] * 3
-    other = lost | {"FedAvg": 0.1, "LoSAC": 30.0}
+    other = lost | {"FedAvg": 0.1, losac_curves.LITERAL: 30.0}
     assert [claim.judge(found(other)).verdict for claim in claims] == ["in part"] * 3
     diverged = values([("accuracy, %", "c100", "FedAvg", 0, math.nan), ("accuracy, %", "c0", "FedAvg", 0, 90.0),
                        ("accuracy, %", "c100", "FedCM", 0, 80.0), ("accuracy, %", "c0", "FedCM", 0, 90.0)])  # fmt: skip
@@ -90,15 +90,15 @@ def test_table_2_of_the_paper_holds_in_the_papers_numbers_but_for_two_and_fails_
     turned = planted(measure, {(c, e.replace("LoSAC", "?").replace("SCAFFOLD", "LoSAC").replace("?", "SCAFFOLD")): v
                                for (c, e), v in printed.items()})  # fmt: skip
     assert verdict(recipe.claims, "LoSAC needs fewer rounds than SCAFFOLD on MNIST", turned) == "failed"
-    assert verdict(recipe.claims, "LoSAC needs fewer at each", found) == "untested"
+    assert verdict(recipe.claims, "LoSAC needs fewer, each at its best", found) == "untested"
     accuracy = {k: float(v) for k, v in recipe.published["accuracy at round 500, %"].items()}
     assert verdict(recipe.claims, "a larger M", planted("accuracy at round 500, %", accuracy)) == "held"
 
 
 def test_fig_3_compares_cells_and_methods() -> None:
     accuracy = {(cell, entry): 90.0 for cell in losac_curves.NON_IID for entry in losac_curves.SIX}
-    accuracy |= {(cell, "LoSAC"): 95.0 for cell in losac_curves.NON_IID}
-    accuracy |= {("har_noniid_S10_T2", "LoSAC"): 93.0, ("har_noniid_S10_T8", "SCAFFOLD"): 91.0}
+    accuracy |= {(cell, losac_curves.LITERAL): 95.0 for cell in losac_curves.NON_IID}
+    accuracy |= {("har_noniid_S10_T2", losac_curves.LITERAL): 93.0, ("har_noniid_S10_T8", "SCAFFOLD"): 91.0}
     found = planted("accuracy, %", accuracy)
     assert verdict(losac.FIG3.claims, "LoSAC is ahead of the others", found) == "held"
     assert verdict(losac.FIG3.claims, "on HAR LoSAC with T = 2", found) == "held"
@@ -114,13 +114,13 @@ def test_fig_6_asks_for_rising_and_falling_distances() -> None:
         """From a distance of 10."""
         ends = planted(losac_fig6.END, {at: 10 + change for at, change in moved.items()})
         found = Values((*planted(losac_fig6.RISE, moved).rows, *ends.rows))
-        return [claim.judge(found).why.partition(":")[0] for claim in losac.FIG6.claims]
+        findings = [claim.judge(found) for claim in losac.FIG6.claims]
+        assert {one.outcome for one in findings} <= {"in part", "undecided"}  # HAR and ESR are not run
+        return [one.why.partition(":")[0] for one in findings]
 
     assert so(moved) == ["so"] * 4
     assert so(dict.fromkeys(moved, -1.0)) == ["so", *["the other way"] * 3]
-    (undecided,) = {*so({at: change / 15 for at, change in moved.items()})}  # by 0.7 %, which is too little to count
-    assert undecided not in ("so", "the other way")
-    assert [losac_fig6.sign_of(changes, True) for changes in ([0.5], [0.5, 0.1, -0.3], [])] == ["even", "even", None]
+    assert so(dict.fromkeys(moved, 0.0)) == ["undecided"] * 4  # seeds around 0
 
 
 def test_scaffold_with_a_step_of_m_eta_must_stay_above_chance() -> None:
@@ -133,19 +133,21 @@ def test_scaffold_with_a_step_of_m_eta_must_stay_above_chance() -> None:
 
 def test_fig_7_asks_for_error_and_rank() -> None:
     error = {(cell, entry): 1.0 for cell in losac.RANKS for entry in losac.MATRIX[1:]}
-    error |= {(cell, "LoSAC-Prox"): 0.1 for cell in losac.RANKS}
+    error |= {(cell, losac.LITERAL): 0.1 for cell in losac.RANKS}
     claims = losac.FIG7.claims
     assert verdict(claims, "LoSAC-Prox has the smallest", planted(losac.ERROR.name, error)) == "held"
-    rows = [(losac.RANK_OFF.name, cell, entry, seed, 0.0 if entry == "LoSAC-Prox" else 3.0)
+    rows = [(losac.RANK_OFF.name, cell, entry, seed, 0.0 if entry == losac.LITERAL else 3.0)
             for cell in losac.RANKS for entry in losac.MATRIX for seed in range(2)]  # fmt: skip
     assert verdict(claims, "LoSAC-Prox has the exact rank", values(rows)) == "held"
     assert verdict(claims, "SCAFFOLD-Prox and FedADMM have not", values(rows)) == "held"
     rows = [(*row[:4], 3.0 - row[4]) for row in rows]
     assert verdict(claims, "LoSAC-Prox has the exact rank", values(rows)) == "failed"
     assert verdict(claims, "SCAFFOLD-Prox and FedADMM have not", values(rows)) == "failed"
+    rows = [(*row[:4], 0.0 if row[3] else row[4]) for row in rows]  # one seed of two is off
+    assert verdict(claims, "LoSAC-Prox has the exact rank", values(rows)) == "undecided"
     ends = {("rank8", "LoSAC-Prox"): 0.0740, ("rank8_lambda_M", "LoSAC-Prox, tables / M"): 0.0742}
     same = planted(losac.ERROR.name, ends)
-    assert verdict(claims, "LoSAC-Prox as printed ends where", same) == "held"
+    assert verdict(claims, "LoSAC-Prox with tables that count M times ends", same) == "held"
 
 
 def test_every_method_of_fig_7_trains_on_the_matrix_problem() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from fedconcord.federation.objectives.linear import logistic_cancer
 from fedconcord_papers.commands import reproduce as reproduce_command
-from fedconcord_papers.recipes import RECIPES, others, pages
+from fedconcord_papers.recipes import RECIPES, others, tables
 from fedconcord_papers.recipes.recipe import Measure
 from fedconcord_papers.recipes.values import Value, Values, values
 
@@ -70,4 +70,20 @@ def test_a_cell_of_a_page_keeps_few_digits_of_what_is_tiny_or_blew_up() -> None:
     cells = {3.14159: "3.14", 0.000123456: "0.000123", 3.3417e26: "3.34e+26", math.inf: "never", math.nan: "diverged"}
     for value, words in cells.items():
         found = Values((Value("loss", "c", "m", 0, value),))
-        assert pages._cell(found, stated, "loss", "c", "m", None) == words
+        assert tables.cell_of(found, stated, "loss", "c", "m", None) == words
+
+
+def test_a_cell_of_a_page_says_where_seeds_lie_and_what_became_of_the_others() -> None:
+    stated = Measure("rounds", lambda run: 0.0, False, digits=0, possible=(0, 99))
+    cells: dict[tuple[float, ...], str] = {
+        (7, 7, 7, 7, 7): "7",
+        (6, 7, 8): "7 [6, 8], 3 seeds run",
+        (5, 6, 7, 8, 9): "7 [5, 9]",
+        (1, 1, 1, 1, 9): "3 [1, 9]",  # the interval would begin at -2
+        (6, 7, 8, math.inf, math.inf): "7 [6, 8], reached in 3 of 5",
+        (6, math.nan): "6, 2 seeds run, 1 of 2 diverged",
+    }
+    other = tuple(Value("rounds", "c", "other", seed, 1.0) for seed in range(5))
+    for numbers, words in cells.items():
+        there = Values((*other, *(Value("rounds", "c", "m", seed, v) for seed, v in enumerate(numbers))))
+        assert tables.cell_of(there, stated, "rounds", "c", "m", None) == words

@@ -18,7 +18,7 @@ from fedconcord.execution.run.folder import CHECKPOINT
 from fedconcord.interface.cli.main import call
 from fedconcord.study.runs.events import Event, Lines, Watch
 from fedconcord.support.errors import UserError
-from fedconcord_papers.recipes import RECIPES, claims, dry, grid, measures, pages
+from fedconcord_papers.recipes import RECIPES, claims, dry, grid, measures, pages, tables
 from fedconcord_papers.recipes.evidence import judge
 from fedconcord_papers.recipes.grid import measured, scores
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
@@ -361,7 +361,7 @@ def test_a_grid_may_be_of_words(tmp_path: Path) -> None:
     said: list[str] = []
     reproduce(RecipeSpec(recipe, "quick", tmp_path), Lines(said.append))
     assert "  FedLESAM: oracle lesam(0.01)" in said
-    assert "| oracle lesam(0.01) |" in pages.chosen(recipe, read(tmp_path / DONE))
+    assert "| oracle lesam(0.01) |" in tables.chosen(recipe, read(tmp_path / DONE))
 
 
 def test_pages_leave_out_a_recipe_whose_grid_alone_was_tried(tmp_path: Path) -> None:
@@ -491,6 +491,8 @@ def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["fednova_fig2", "--paper", "--queue"], "write reproduce all --paper --queue"),
         (["all", "--paper", "--until", "12:00"], "give --queue too"),
         (["all", "--paper", "--queue", "--until", "noon"], "given 'noon'"),
+        (["fednova_fig4", "--quick", "--values", __file__], "test_reproduce.py (File exists); give another one"),
+        (["fednova_fig4", "--quick", "--values", f"{__file__}/values"], "(Not a directory); give another one"),
     ],
 )
 def test_mistakes_get_a_sentence(

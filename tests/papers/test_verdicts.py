@@ -10,11 +10,11 @@ import pytest
 from test_reproduce import SMALL, done
 
 from fedconcord.support.errors import UserError
-from fedconcord_papers.recipes import RECIPES, claims, pages
+from fedconcord_papers.recipes import RECIPES, claims, pages, tables
 from fedconcord_papers.recipes.evidence import Judged, differences, gather, in_short, judge, published
 from fedconcord_papers.recipes.found import FOUND, PAPERS, Sentence
 from fedconcord_papers.recipes.ledger import plain
-from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Size
 from fedconcord_papers.recipes.run import settings_of
 from fedconcord_papers.recipes.values import Done, Request, Values, read, values
 
@@ -62,7 +62,38 @@ def test_claims_about_several_differences() -> None:
     assert claims.within("", "m", [("c", "A", "100+")], 0.1).judge(both).outcome == "failed"
     assert claims.within("", "m", [("c", "A", "100+")], 0.1).judge(planted([math.inf] * 2, [])).outcome == "held"
     assert claims.within("", "m", [("c", "A", 1.1)], 0.1).judge(planted([1], [])).outcome == "undecided"  # one seed
+    spread, far = planted([0.9, 1.0, 1.4, 1.1, 1.1], []), planted([9, 9, 9, 9, 8], [])
+    assert (
+        claims.within("", "m", [("c", "A", 1.0)], 0.12).judge(spread).outcome == "undecided"
+    )  # a mean of 1.1 is inside
+    assert claims.within("", "m", [("c", "A", 1.0)], 0.5).judge(spread).outcome == "held"
+    assert claims.within("", "m", [("c", "A", 1.0)], 0.5).judge(far).outcome == "failed"
+    some = planted([1.0, 1.0, math.inf], [])
+    assert (
+        claims.within("", "m", [("c", "A", 1.0)], 0.5).judge(some).outcome == "undecided"
+    )  # one seed never came there
     assert claims.holds_where("", lambda v: [("x", True), ("y", None)]).judge(both).outcome == "in part"
+
+
+@pytest.mark.parametrize(
+    ("a", "so"),
+    [
+        ([10, 11, 12], "ahead"),
+        ([10, 11, 22], "even"),  # one of three seeds is beyond the bound, though their mean is not
+        ([17, 18, 22], "behind"),
+        ([math.nan] * 3, "behind"),
+        ([10, 10, 16, 10, 10], "ahead"),  # five: by the interval of their distances to the bound
+        ([10, 10, 28, 10, 10], "even"),
+        ([10], "even"),
+        ([], None),
+    ],
+)
+def test_a_bound_is_judged_on_the_distances_to_it_by_seed(a: list[float], so: str | None) -> None:
+    bound = planted(a, [20.0] * 5)
+    runs = [("c", "A"), ("c", "B")]
+    text, sign = claims.told(bound, "m", runs, lambda a, b: f"{a:g} of {b:g}", lambda a, b: 0.8 * b - a)
+    assert sign == so
+    assert text == (f"{sum(a) / len(a):g} of 20" if a else "")
 
 
 def test_what_chance_does() -> None:
@@ -72,12 +103,13 @@ def test_what_chance_does() -> None:
 # -- the paper's size and stand-ins ------------------------------------------------------------------------------------
 
 HERE = {"data": "digits", "clients": 10, "cohort": 5, "rounds": 40, "model": "logreg"}
+MEASURE = Measure("m", lambda run: 0.0, False)
 TWO = Recipe(
     "two",
     "Z2",
     "A paper, Table 2",
     "A is ahead of B",
-    Comparison(HERE, [Entry("A", "fedavg"), Entry("B", "scaffold")], [Cell("c", "C"), Cell("d", "D")], []),
+    Comparison(HERE, [Entry("A", "fedavg"), Entry("B", "scaffold")], [Cell("c", "C"), Cell("d", "D")], [MEASURE]),
     [
         claims.ahead("A is ahead in c", "m", "A", ["B"], ["c"]),
         claims.ahead("A is ahead in d", "m", "A", ["B"], ["d"]),
@@ -178,8 +210,9 @@ def test_printed_numbers_stand_beside_the_papers_size_alone() -> None:
     searched = made("desk", BOTH)._replace(
         searched=4, chosen={"c": {"A": {"local.lr": 0.1}}}, tried={"c": {"A": {"local.lr": [0.1, 0.3]}}}
     )
-    assert "Taken of the grid at size desk. Points tried of each: 2" in pages.page(
-        judge(TWO, {"desk": searched}), [], "values"
+    assert (
+        "Taken of the grid at size desk, by m of one seed (1000), which no other run has. Points tried of each: 2"
+        in pages.page(judge(TWO, {"desk": searched}), [], "values")
     )
     assert "3 seeds put methods that are alike in one order by chance in one of 4 comparisons" in text
     assert "| desk | D | rounds | 40 | 4 |" in text
@@ -256,15 +289,15 @@ def test_a_best_value_at_an_end_of_what_was_tried_is_marked() -> None:
     words = {0.1: "lr 0.1 (lowest tried)", 0.2: "lr 0.2", 0.3: "lr 0.3 (highest tried)"}
     for taken, said in words.items():
         one = made("desk", BOTH)._replace(tried=tried, chosen={"c": {"A": {"local.lr": taken, "mu": 1.0}}})
-        assert pages.chosen(TWO, one).splitlines()[2] == f"| C | {said}, mu 1 |"
+        assert tables.chosen(TWO, one).splitlines()[2] == f"| C | {said}, mu 1 |"
 
 
 def test_unequal_grids_are_said() -> None:
     tried = {"A": {"local.lr": [0.1, 0.3], "mu": [1.0, 2.0]}, "B": {"local.lr": [0.1, 0.3]}, "C": {"local.lr": [0.1]}}
     one = made("desk", BOTH)
-    assert pages.grids(one._replace(tried={"c": tried})) == "The grids are not equally long, in points: A: 4; B: 2."
+    assert tables.grids(one._replace(tried={"c": tried})) == "The grids are not equally long, in points: A: 4; B: 2."
     assert (
-        pages.grids(one._replace(tried={"c": {"B": tried["B"]}}))
+        tables.grids(one._replace(tried={"c": {"B": tried["B"]}}))
         == "Points tried of each: 2, as many of all in one federation."
     )
 

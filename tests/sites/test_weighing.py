@@ -270,7 +270,7 @@ def test_parts_of_named_data_weigh_what_they_have(tmp_path: Path) -> None:
     "participation",
     [
         *({"sampling": name} for name in ("uniform", "with_replacement", "bernoulli", "cyclic", "poisson")),
-        {"sampling": "by_size", "objective": "paper"},
+        {"sampling": "by_size", "objective": "paper", "method": "fednova(weights=uniform)"},
         {"sampling": "everyone", "cohort": 6},
         {"availability": "coins(0.8)"},
     ],

@@ -34,7 +34,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # alone: 65
     # bounds judged by seed, values that there cannot be, who missed a target and who diverged, by what a search chose:
     # 45; LoSAC's server as printed, whose forms of equations pages name: 55; a file more for tables: 32
-    "fedconcord_papers": Wing(9528, 6200),
+    "fedconcord_papers": Wing(9531, 6200),
     "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once
@@ -118,8 +118,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # convolutions of 5 x 5 with 36 multiplications for 100, which take half of oneDNN's time and a quarter off a
         # round of job B: 525, of which 280 write the code and 130 are shapes and matrices
         # what a linear layer multiplies, which says whether oneDNN's products and a client at a time gain: 8
-        # cohorts that a method's sums cannot take, and arrays that nobody reads or that hold no numbers: 24
-        12464,
+        # cohorts that a method's sums cannot take, and arrays that nobody reads or that hold no numbers: 25
+        12465,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -318,7 +318,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # a second reading by strangers, of methods and of commands (above, by room): 191
     # large linear layers of transformers by oneDNN, forwards and backwards, in half of the time: 59; rounds that wait
     # for nobody, of four methods more: 4
-    assert sum(sizes().values()) <= 49_484
+    # what sums cannot go with, in methods and samplings: 70; files and folders that are not written over: 32
+    assert sum(sizes().values()) <= 49_586
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

@@ -3,9 +3,9 @@
 A difference between two entries in one cell is decided over paired seeds: by the 95 % t interval of the differences
 where there are five seeds or more, below that only if two or more were run and all agree, which `chance` says how
 often happens to methods that are alike. A target that one of them never reached, or a run that diverged, is worse
-than any number; if neither reached it, nothing is decided. A claim about several differences is held if all are so,
-failed if none is so and at least one is the other way, and else in part; one that was not run makes both of the
-former in part.
+than any number; if neither reached it, nothing is decided. A bound is judged alike, on the distances to it by seed. A
+claim about several differences is held if all are so, failed if none is so and at least one is the other way,
+undecided if none is either, and else in part; one that was not run makes both of the former in part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from fedconcord.study.statistics.stats import FEW, interval
+from fedconcord.study.statistics.stats import interval
 from fedconcord_papers.recipes.recipe import Claim
 from fedconcord_papers.recipes.values import Finding, Value, Values, pairs
 
@@ -29,13 +29,23 @@ def compared(values: Values, measure: str, cell: str, a: str, b: str, higher: bo
     both = [tuple(worst if math.isnan(v) else v for v in pair) for pair in pairs(values, measure, cell, a, b)]
     if not both:
         return None
-    gains = [0.0 if x == y else (x - y) * (1 if higher else -1) for x, y in both]
-    if len(gains) >= FEW and all(map(math.isfinite, gains)):
-        over = interval(gains)
-        return "ahead" if over.low > 0 else "behind" if over.high < 0 else "even"
+    return decided([0.0 if x == y else (x - y) * (1 if higher else -1) for x, y in both])
+
+
+def decided(gains: Sequence[float]) -> Sign:
+    """Whether gains by seed are above 0, below, or neither; one that is NaN is below."""
+    low, high = reach([-math.inf if math.isnan(gain) else gain for gain in gains])
     if len(gains) == 1:
         return "even"  # one seed agrees with itself
-    return "ahead" if min(gains) > 0 else "behind" if max(gains) < 0 else "even"
+    return "ahead" if low > 0 else "behind" if high < 0 else "even"
+
+
+def reach(numbers: Sequence[float]) -> tuple[float, float]:
+    """Where a mean may lie: the ends of the t interval of five numbers or more, of fewer the least and the greatest, as
+    where one is infinite."""
+    if all(map(math.isfinite, numbers)):
+        return interval(numbers).ends
+    return min(numbers), max(numbers)
 
 
 def judged(signs: Sequence[tuple[str, Sign | None]]) -> Finding:
@@ -90,7 +100,8 @@ def between_cells(
                     if row.entry == entry and row.cell in (better, worse)
                 )
             )
-            signs.append((entry, compared(both, measure, "", better, worse, higher)))
+            means = " against ".join(_mean(values, measure, cell, entry) for cell in (better, worse))
+            signs.append((f"{entry} {means}", compared(both, measure, "", better, worse, higher)))
         return judged(signs)
 
     return Claim(says, judge)
@@ -139,24 +150,25 @@ def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: S
 
 
 def within(says: str, measure: str, expected: Sequence[tuple[str, str, float | str]], tolerance: float) -> Claim:
-    """Means lie within this relative tolerance of (cell, entry, printed value); a printed text, as "100+", is a target
-    that no seed reached. One seed decides nothing."""
+    """Wherever means may lie is within this relative tolerance of (cell, entry, printed value), or outside of it; a
+    printed text, as "100+", is a target that no seed reached. One seed decides nothing."""
+
+    def sign(numbers: Sequence[float], printed: float | str) -> Sign:
+        low, high = reach([math.inf if math.isnan(v) else v for v in numbers])
+        least, most = (math.inf, math.inf)
+        if not isinstance(printed, str):
+            least, most = printed - tolerance * abs(printed), printed + tolerance * abs(printed)
+        if len(numbers) == 1:
+            return "even"
+        return "ahead" if least <= low and high <= most else "behind" if high < least or low > most else "even"
 
     def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []
         for cell, entry, printed in expected:
-            seeds = values.seeds(measure, cell, entry)
-            if not seeds:
-                signs.append(("", None))
-                continue
-            mean = sum(seeds.values()) / len(seeds)
+            numbers = list(values.seeds(measure, cell, entry).values())
             target = printed if isinstance(printed, str) else f"{printed:.4g}"
-            if isinstance(printed, str):
-                near = all(map(math.isinf, seeds.values()))
-            else:
-                near = abs(mean - printed) <= tolerance * abs(printed)
             what = f"{entry} ({cell}) {_mean(values, measure, cell, entry)} for {target}"
-            signs.append((what, "even" if len(seeds) == 1 else "ahead" if near else "behind"))
+            signs.append((what, sign(numbers, printed) if numbers else None))
         return judged(signs)
 
     return Claim(says, judge, printed=True)
@@ -173,15 +185,19 @@ def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, So]]]) -
 
 
 def told(
-    values: Values, measure: str, runs: Sequence[tuple[str, str]], test: Callable[..., tuple[str, bool]]
+    values: Values,
+    measure: str,
+    runs: Sequence[tuple[str, str]],
+    says: Callable[..., str],
+    margin: Callable[..., float],
 ) -> tuple[str, So]:
-    """What a test of the means of these runs, (cell, entry), says; None where one was not run. One seed decides
-    nothing. A mean with a seed that diverged is NaN, with one that missed its target inf: nothing is true of them."""
-    numbers = [list(values.seeds(measure, *run).values()) for run in runs]
-    if not all(numbers):
+    """What is said of the means of these runs, (cell, entry), and whether a margin, of their values of one seed, is
+    above 0; None where one was not run."""
+    by_seed = [values.seeds(measure, *run) for run in runs]
+    if not (seeds := sorted(set[int].intersection(*({*each} for each in by_seed)))):
         return "", None
-    text, is_so = test(*(sum(each) / len(each) for each in numbers))
-    return text, is_so if min(map(len, numbers)) > 1 else "even"
+    means = (sum(each[seed] for seed in seeds) / len(seeds) for each in by_seed)
+    return says(*means), decided([margin(*(each[seed] for each in by_seed)) for seed in seeds])
 
 
 def as_ours(claim: Claim) -> Claim:

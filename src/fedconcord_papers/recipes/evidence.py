@@ -133,9 +133,10 @@ class Judged(NamedTuple):
 
     @property
     def seed_counts(self) -> set[int]:
-        """Numbers of seeds with which entries of cells were run; some may have more than others."""
+        """Numbers of seeds with which the entries of cells were run that verdicts rest on; closed forms need none."""
         seeds: dict[tuple[str, str], set[int]] = {}
-        for row in (*self.at_paper.rows, *self.on_stand_ins.rows):
+        stand_ins = self.on_stand_ins.rows if any(finding.stand_in for finding in self.findings) else ()
+        for row in (*self.at_paper.rows, *stand_ins) if isinstance(self.recipe.experiment, Comparison) else ():
             seeds.setdefault((row.cell, row.entry), set()).add(row.seed)
         return {len(each) for each in seeds.values()}
 

@@ -155,10 +155,10 @@ table4 = Recipe(
         "paper": PAPER,
     },
     {ROUNDS.name: PRINTED_4, MODEL.name: models_of(PRINTED_4)},
-    "B is 200 and the clients are 100: E = 5 then has the numbers of Table III. lr 0.1; a client draws E_i from 1 to "
+    "B is 200 and the clients are 100: E = 5 then has the numbers of Table III. A client draws E_i from 1 to "
     f"E. {ENDS} {FORM}. {CODE}",
     headline=Headline(ROUNDS.name, "mnist_iid", ("E = 1", "E = 5", "E = 10")),
-    paper_has=PAPER_HAS,
+    paper_has=PAPER_HAS | {"grid of the step size": ("0.01, 0.1, 0.2, 0.5", "0.1 for all; Table III has its best")},
 )
 
 # -- A6: Fig. 8 ------------------------------------------------------------------------------------------------------

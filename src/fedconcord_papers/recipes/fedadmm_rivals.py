@@ -156,7 +156,7 @@ table3 = Recipe(
     "of 1, then 0.5 from round 60; networks without an activation after the convolutions and with softmax taken twice. "
     "Pixels from 0 to 1 are there for contrast. FedSGD, which is printed with up to 530 rounds, has cells of 600. The "
     f"printed speedups and reductions are quotients of the rounds. {ENDS} {GRID}",
-    headline=Headline(ROUNDS.name, "mnist100_noniid", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
+    headline=Headline(ROUNDS.name, "mnist100_iid", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
     paper_has=PAPER_HAS,
 )
 

@@ -12,6 +12,7 @@ from fedconcord.study.statistics.stats import first_at, tail_mean
 from fedconcord_papers.recipes.recipe import Measure
 
 ACCURACY = "test_accuracy"
+POSITIVE, PER_CENT = (0.0, math.inf), (0.0, 100.0)
 
 
 def rounds_to(target: float, metric: str = ACCURACY, higher: bool = True, name: str | None = None) -> Measure:
@@ -23,7 +24,7 @@ def rounds_to(target: float, metric: str = ACCURACY, higher: bool = True, name: 
         return math.inf if at is None else float(run.round[at])
 
     text = f"{100 * target:g} %" if metric.endswith("accuracy") else f"{target:g}"
-    return Measure(name or f"rounds to {text}", of, False, digits=0, goal=target)
+    return Measure(name or f"rounds to {text}", of, False, digits=0, goal=target, possible=POSITIVE)
 
 
 def rounds_to_target(metric: str = ACCURACY, name: str = "rounds to target") -> Measure:
@@ -34,7 +35,7 @@ def rounds_to_target(metric: str = ACCURACY, name: str = "rounds to target") -> 
         at = None if target is None else first_at(run.metrics[metric], target, True)
         return math.inf if at is None else float(run.round[at])
 
-    return Measure(name, of, False, digits=0)
+    return Measure(name, of, False, digits=0, possible=POSITIVE)
 
 
 def final(
@@ -49,7 +50,8 @@ def final(
 
     accuracy = metric == ACCURACY
     said = "accuracy, %" if accuracy else metric.replace("_", " ")
-    return Measure(name or said, of, higher, "%" if accuracy else "", 2 if factor > 1 else 4)
+    possible = PER_CENT if factor > 1 else POSITIVE
+    return Measure(name or said, of, higher, "%" if accuracy else "", 2 if factor > 1 else 4, possible=possible)
 
 
 def magnitude(metric: str, window: int = 1, name: str | None = None) -> Measure:
@@ -68,7 +70,7 @@ def gradients_to(target: float, metric: str, higher: bool = True, name: str | No
         at = first_at(run.metrics[metric], target, higher)
         return math.inf if at is None else float(run.gradient_steps[at])
 
-    return Measure(name or f"gradients to {target:g}", of, False, digits=0)
+    return Measure(name or f"gradients to {target:g}", of, False, digits=0, possible=POSITIVE)
 
 
 def best(metric: str = ACCURACY, higher: bool = True, name: str | None = None) -> Measure:
@@ -79,7 +81,8 @@ def best(metric: str = ACCURACY, higher: bool = True, name: str | None = None) -
         numbers = run.metrics[metric][np.isfinite(run.metrics[metric])]
         return factor * float(numbers.max() if higher else numbers.min()) if numbers.size else math.nan
 
-    return Measure(name or f"best {metric.replace('_', ' ')}", of, higher, "", 2)
+    possible = PER_CENT if factor > 1 else POSITIVE
+    return Measure(name or f"best {metric.replace('_', ' ')}", of, higher, "", 2, possible=possible)
 
 
 def swing(metric: str = ACCURACY, share: float = 0.5, name: str | None = None) -> Measure:
@@ -90,7 +93,7 @@ def swing(metric: str = ACCURACY, share: float = 0.5, name: str | None = None) -
         numbers = run.metrics[metric][int(len(run.round) * (1 - share)) :]
         return factor * float(np.std(np.diff(numbers))) if len(numbers) > 2 and np.isfinite(numbers).all() else math.nan
 
-    return Measure(name or f"swing of {metric.replace('_', ' ')}", of, False, "", 2)
+    return Measure(name or f"swing of {metric.replace('_', ' ')}", of, False, "", 2, possible=POSITIVE)
 
 
 def parameters(name: str = "parameters") -> Measure:

@@ -35,7 +35,8 @@ def any_solver(values: Values) -> list[tuple[str, So]]:
     return [
         told(
             *(values, ROUNDS.name, [("cancer", f"{method}, {how} to eps") for how in ("GD", "L-BFGS")]),
-            lambda a, b, method=method: (f"{method} {number(a)} and {number(b)} rounds", abs(a - b) <= 0.25 * a),
+            lambda a, b, method=method: f"{method} {number(a)} and {number(b)} rounds",
+            lambda a, b: 0.25 * a - abs(a - b),
         )
         for method in EXACT
     ]
@@ -100,7 +101,8 @@ LOCAL_TOLERANCE = Recipe(
     ours=True,
     silent="All of it: the paper states the rule. Logistic regression on scikit-learn's breast cancer data, 10 clients "
     "dealt by label (80 %), l2 0.01, all clients every round, penalty 0.05 for all methods, eps 1e-8, and one step "
-    "size, 0.15, just below 1 / (L + penalty) of the least smooth client.",
+    "size, 0.15, just below 1 / (L + penalty) of the least smooth client. Gradients to eps take at most 500 steps of "
+    "gradient descent or 100 of L-BFGS; looking at eps costs gradient descent a second gradient a step.",
     headline=Headline(ROUNDS.name, "cancer", ("FedADMM, GD, 10 steps", "FedADMM, L-BFGS to eps")),
 )
 
@@ -120,17 +122,17 @@ VRA = {  # those of the first task first
 
 
 def near_the_best(values: Values) -> list[tuple[str, So]]:
-    """Whether FedVRA-U's mean cost is within 5 % of the lowest of all methods'."""
+    """Whether FedVRA-U's cost is within 5 % of the lowest of the others'."""
     entries = ("FedVRA-U", *OTHERS)
 
-    def near(own: float, *others: float) -> tuple[str, bool]:
-        costs = zip((own, *others), entries, strict=True)
-        lowest, whose = min(
-            ((cost, entry) for cost, entry in costs if math.isfinite(cost)), default=(math.nan, "nobody")
-        )
-        return f"FedVRA-U {number(own)}; the lowest is {whose}'s, {number(lowest)}", own <= 1.05 * lowest
+    def costs(mine: float, *others: float) -> str:
+        lowest, whose = min(zip(others, OTHERS, strict=True), key=lambda pair: (math.isnan(pair[0]), pair[0]))
+        return f"FedVRA-U {number(mine)}; the lowest of the others is {whose}'s, {number(lowest)}"
 
-    return [told(values, COST.name, [("digits", entry) for entry in entries], near)]
+    def below(mine: float, *others: float) -> float:
+        return 1.05 * min((cost for cost in others if math.isfinite(cost)), default=math.inf) - mine
+
+    return [told(values, COST.name, [("digits", entry) for entry in entries], costs, below)]
 
 
 CLUSTERING = Recipe(
@@ -164,7 +166,7 @@ CLUSTERING = Recipe(
         (COST, PURITY),
     ),
     claims=(
-        holds_where("FedVRA-U solves it: its cost is within 5 % of the lowest of five methods", near_the_best),
+        holds_where("FedVRA-U solves it: its cost is within 5 % of the lowest of four others", near_the_best),
         ahead("FedVRA-U has the lowest cost, as in its first task", COST.name, "FedVRA-U", OTHERS, ["digits"]),
         ahead("and the purest clusters", *(PURITY.name, "FedVRA-U", OTHERS, ["digits"]), higher=True),
     ),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedconcord.study.statistics.load import show
 from fedconcord.study.statistics.stats import FEW
 from fedconcord.support import files
 from fedconcord.support.errors import UserError
@@ -24,35 +22,38 @@ from fedconcord_papers.recipes.evidence import (
 )
 from fedconcord_papers.recipes.found import PAPERS, Sentence
 from fedconcord_papers.recipes.items import commands, estimate
-from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, SizeName, names_of
+from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Recipe, SizeName, names_of
+from fedconcord_papers.recipes.tables import cell_of, chosen, grids, markdown, measure_of, tables, titles_of, told_by
 from fedconcord_papers.recipes.threats import threats
 from fedconcord_papers.recipes.values import Done, Values, read
 
 INDEX = "README.md"
-WIDEST = 8  # entries side by side; more stand below each other
 INTRODUCTION = """\
 # What of five papers holds when it is measured again
 
-Every table and figure of five papers is a recipe: settings, methods, what the paper says as predicates, what it
-prints. This page says which of these predicates were tested, how, and what came of each.
+The experiments of five papers are recipes, but for FedVRA's Fig. 3, and of A-FedPD those that its slides show:
+settings, methods, what the paper says as predicates, what it prints. This page says which of these predicates were
+tested, how, and what came of each.
 
 **What counts.** A predicate *held*, held *in part*, *failed* or stayed *undecided* only where the model, the data and
 the length are the paper's. Everything smaller is a *stand-in*: it may show what the paper says, or not show it, and
 proves neither. What was not run is *untested*. A predicate about several comparisons is held if all are so, failed if
-none is so and at least one is the other way, and else in part; comparisons that were not run make both *in part*.
+none is so and at least one is the other way, undecided if none is so and none the other way, and else in part;
+comparisons that were not run make held and failed *in part*. Where a method has several forms pages say which was run.
 Predicates of our own are judged on the pages and not counted.
 
 **How it is judged.** Methods are compared in pairs by seed: same clients, batches and start. With five seeds or more
 the 95 % t interval of the differences decides. With fewer, all must agree, which for methods that are alike happens
-by chance in one of four comparisons with three seeds, one of two with two; one seed decides nothing. Brackets hold
-the interval, or the range of fewer than five values. Numbers in parentheses are the paper's, and stand beside none of
-another network. Closed forms, which are exact, need no seeds."""
+by chance in one of four comparisons with three seeds, one of two with two; one seed decides nothing. Bounds are judged
+alike, on the distances to them. Brackets hold the interval, or the range where values are fewer than five or the
+interval would leave what is possible; none stand where all seeds have one value. Methods that are "tuned" have the best
+of a grid by one more seed, on the data that are reported on. Numbers in parentheses are the paper's, and stand beside
+none of another network. Closed forms, which are exact, need no seeds."""
 EARLIER = "earlier.md"
 BEFORE = (
     f"What was measured before values by seed were kept is among [earlier measurements]({EARLIER}), and does not count."
 )
 COLUMNS = ("", "table or figure", "the paper says", *COUNTED, "measured (printed)", "took", "would take")
-Printed = Mapping[str, Mapping[tuple[str, str], float | str]]  # measure -> (cell, entry) -> value
 COMMANDS = """\
     fedconcord reproduce all --paper --queue --jobs 1 --until 23:00 --values docs/papers/values --out OUT
                                                           # most valuable first; goes on from the values alone
@@ -127,7 +128,7 @@ def page(one: Judged, figures: Sequence[str], values: str) -> str:
         parts += ["## Numbers on stand-ins", *tables(recipe, one.on_stand_ins, NOTHING)]
     for size, result in one.sizes.items():
         if result.chosen and result.searched:
-            parts += [f"Taken of the grid at size {size}. {grids(result)}", chosen(recipe, result)]
+            parts += [f"Taken of the grid at size {size}, {told_by(recipe)}. {grids(result)}", chosen(recipe, result)]
     parts += [f"![{recipe.source}]({name})" for name in figures]
     parts += ["## What the paper does not say", recipe.silent] if recipe.silent else []
     parts += ["## How", *(_how(result, values) for result in one.sizes.values())]
@@ -152,7 +153,7 @@ def _chance(one: Judged) -> str:
         if n > 1
         else "one seed decides no comparison"
         for n in sorted(one.seed_counts)
-        if n < FEW and isinstance(one.recipe.experiment, Comparison)  # closed forms need no seeds
+        if n < FEW
     ]
     return f"Seeds are few: {'; '.join(words)}." if words else ""
 
@@ -179,7 +180,7 @@ def verdicts(one: Judged) -> str:
 def difference_table(one: Judged) -> str:
     """What the paper has beside what was run here, by size; what is alike in all cells stands once."""
     rows: list[tuple[str, ...]] = []
-    titles = _titles(one.recipe)
+    titles = titles_of(one.recipe)
     for size, result in one.sizes.items():
         by_cell = {cell: differences(one.recipe, size, cell, result) for cell in result.values.cells()}
         first, *others = by_cell.values()
@@ -197,7 +198,7 @@ def _left_out(recipe: Recipe, values: Values) -> list[tuple[str, str]]:
     """Federations and methods of the paper that were not run."""
     if not isinstance(recipe.experiment, Comparison):
         return []
-    paper, titles = recipe.sizes["paper"], _titles(recipe)
+    paper, titles = recipe.sizes["paper"], titles_of(recipe)
     cells = [cell for cell in titles if (paper.cells is None or cell in paper.cells) and cell not in values.cells()]
     entries = [name for name in names_of(recipe.experiment) if paper.entries is None or name in paper.entries]
     missing = [name for name in entries if name not in values.entries()]
@@ -205,112 +206,16 @@ def _left_out(recipe: Recipe, values: Values) -> list[tuple[str, str]]:
     return [(what, "; ".join(names)) for what, names in missing_names.items() if names]
 
 
-# -- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def tables(recipe: Recipe, values: Values, printed_numbers: Printed) -> list[str]:
-    """A table a measure: cells in rows, entries in columns, many entries in rows; ours with the interval, the printed
-    value in parentheses."""
-    parts = []
-    for measure in values.measures():
-        cells, entries, titles = values.cells(measure), values.entries(), _titles(recipe)
-        if isinstance(recipe.experiment, Comparison):
-            entries = [name for name in names_of(recipe.experiment) if name in entries]
-        printed = printed_numbers.get(measure, {})
-        entries = [one for one in entries if any(values.seeds(measure, c, one) or (c, one) in printed for c in cells)]
-        stated = measure_of(recipe, measure)
-        rows = [
-            [
-                titles.get(cell, cell),
-                *(_cell(values, stated, measure, cell, entry, printed.get((cell, entry))) for entry in entries),
-            ]
-            for cell in cells
-        ]
-        lines = [["", *entries], *rows]
-        if len(entries) > WIDEST:
-            lines = [list(column) for column in zip(*lines, strict=True)]
-        head = f"{measure}{'; in parentheses what the paper prints' if printed else ''}:"
-        parts.append(f"{head}\n\n{markdown(lines[0], lines[1:])}")
-    return parts
-
-
-def measure_of(recipe: Recipe, name: str) -> Measure | None:
-    """The stated measure of this name; none of a study's."""
-    if not isinstance(recipe.experiment, Comparison):
-        return None
-    return next((measure for measure in recipe.experiment.measures if measure.name == name), None)
-
-
-def _cell(
-    values: Values, stated: Measure | None, measure: str, cell: str, entry: str, printed: float | str | None
-) -> str:
-    seeds = values.seeds(measure, cell, entry)
-    theirs = "" if printed is None else f" ({printed if isinstance(printed, str) else f'{printed:.10g}'})"
-    if not seeds:
-        return theirs.strip()
-    finite = [v for v in seeds.values() if math.isfinite(v)]
-    if not finite:
-        return ("never" if any(math.isinf(v) for v in seeds.values()) else "diverged") + theirs
-    form = ".3g"
-    if stated is not None and max(map(abs, finite)) < 1e9 and not all(0 < abs(v) < 10**-stated.digits for v in finite):
-        form = f".{stated.digits}f"
-    over = values.interval(measure, cell, entry)
-    mean = format(over.mean, form)
-    if over.n > 1:
-        low, high = over.ends
-        mean += f" [{low:{form}}, {high:{form}}]"
-    some = "" if len(finite) == len(seeds) else f", {len(finite)} of {len(seeds)} seeds"
-    most = len({row.seed for row in values.rows if row.measure == measure})
-    some = some or (f", {len(seeds)} of {most} seeds" if len(seeds) < most else "")
-    return f"{mean}{some}{theirs}"
-
-
-def chosen(recipe: Recipe, results: Done) -> str:
-    """The best of the grid by cell and entry."""
-    keys = {(cell, entry): values for cell, entries in results.chosen.items() for entry, values in entries.items()}
-    entries = list(dict.fromkeys(entry for _, entry in keys))
-
-    def words(cell: str, entry: str) -> str:
-        grid = results.tried.get(cell, {}).get(entry, {})
-        best = keys.get((cell, entry), {}).items()
-        return ", ".join(f"{key.removeprefix('local.')} {show(v)}{_end(grid.get(key, ()), v)}" for key, v in best)
-
-    titles = _titles(recipe)
-    sought = [entry for entry in entries if any(words(cell, entry) for cell in results.chosen)]
-    rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in sought)] for cell in results.chosen]
-    return markdown(("", *sought), [row for row in rows if any(row[1:])])
-
-
-def grids(result: Done) -> str:
-    """How many points were tried of each method, by federation where they are not equally many."""
-    unequal, numbers = list[str](), set[int]()
-    for entries in result.tried.values():
-        points = {entry: math.prod(map(len, grid.values())) for entry, grid in entries.items()}
-        sought = {entry: number for entry, number in points.items() if number > 1}
-        numbers |= {*sought.values()}
-        if len({*sought.values()}) > 1:
-            unequal += [f"{entry}: {number}" for entry, number in sought.items()]
-    if unequal:
-        return f"The grids are not equally long, in points: {'; '.join(dict.fromkeys(unequal))}."
-    return f"Points tried of each: {' or '.join(map(str, sorted(numbers)))}, as many of all in one federation."
-
-
-def _end(grid: Sequence[float], best: float | str) -> str:
-    """Where the best is an end of the numbers tried, so that a longer grid might have a better one."""
-    if len(grid) < 2 or isinstance(best, str) or best not in (min(grid), max(grid)):
-        return ""
-    return " (highest tried)" if best == max(grid) else " (lowest tried)"
-
-
 def _how(result: Done, values: str) -> str:
     """The command of a size, what it took, on what machine, and where its values are."""
-    seeds = ", ".join(map(str, sorted({row.seed for row in result.values.rows})))
+    numbers = sorted({row.seed for row in result.values.rows})
+    seeds = f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
     runs = len({(row.cell, row.entry, row.seed) for row in result.values.rows})
     search = f" and {result.searched} of the search" if result.searched else ""
     where = list(dict.fromkeys(f"{each['machine']}, fedconcord {each['version']}" for each in result.log))
     file = f"{values}/{result.recipe}-{result.size}.json" if values == VALUES else values
     return (
-        f"    {result.command}\n\n{runs} runs{search}, seeds {seeds}; {span(result.seconds)}, added over "
+        f"    {result.command}\n\n{runs} runs{search}, {seeds}; {span(result.seconds)}, added over "
         f"processes, on {'; '.join(where)}. Every value by seed: [{file}]({file})."
     )
 
@@ -373,28 +278,16 @@ def headline(one: Judged) -> str:
         (one.on_stand_ins, {}, "stand-in: "),
     ):
         there = [entry for entry in entries if values.seeds(measure, cell, entry)]
-        each = [f"{entry} {_cell(values, stated, measure, cell, entry, printed.get((cell, entry)))}" for entry in there]
+        each = [
+            f"{entry} {cell_of(values, stated, measure, cell, entry, printed.get((cell, entry)))}" for entry in there
+        ]
         if each:
-            return f"{head}{measure}, {_titles(one.recipe).get(cell, cell)}: {'; '.join(each)}"
+            return f"{head}{measure}, {titles_of(one.recipe).get(cell, cell)}: {'; '.join(each)}"
     return ""
-
-
-def _titles(recipe: Recipe) -> dict[str, str]:
-    """Names of cells -> their titles, as tables show them; a study's cells have none."""
-    return {one.name: one.title for one in recipe.experiment.cells} if isinstance(recipe.experiment, Comparison) else {}
 
 
 def _titled(recipe: Recipe, why: str) -> str:
     """The evidence of a claim with its cells, which it has in brackets, as tables show them."""
-    for name, title in _titles(recipe).items():
+    for name, title in titles_of(recipe).items():
         why = why.replace(f"({name})", f"({title})")
     return why
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join(map(_line, [head, ["---"] * len(head), *rows]))
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

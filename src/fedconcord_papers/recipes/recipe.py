@@ -7,6 +7,7 @@ which the claims are judged and from which the page is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +64,7 @@ class Measure(NamedTuple):
     unit: str = ""
     digits: int = 1  # after the point
     goal: float | None = None  # of rounds to a target: it is `eval.target` of the runs
+    possible: tuple[float, float] = (-math.inf, math.inf)  # the least and the greatest value that there can be
 
 
 class Comparison(NamedTuple):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedconcord
+from fedconcord.execution.run import lock
 from fedconcord.study.runs import plan
 from fedconcord.study.runs.events import Watch
 from fedconcord.study.runs.pool import Stages, carry_out
@@ -88,8 +89,10 @@ def reproduce(request: RecipeSpec, watch: Watch) -> Done:
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
     experiment = request.recipe.experiment
-    files.sweep(request.out)
     ledger = ledger_of(request, watch.say)
+    for path in ledger.paths:
+        with lock.held(path.parent):  # refused before the work where it could not be put down
+            pass
     if isinstance(experiment, Comparison):
         keeper = Keeper(watch, ledger)
         carry_out(_compare(request, experiment, keeper), request.jobs, keeper)

@@ -193,13 +193,6 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
         return (
             f"differential privacy needs another sampling than this one, which {how}; use sampling poisson or uniform"
         )
-    if rules.sampler.repeats and (why := algorithm.facts.unfit.get("repeats")):
-        return f"this sampling may draw a client twice, and the method cannot have that, as {why}; use sampling uniform"
-    if rules.sampler.by_size and (algorithm.weights == "size" or algorithm.facts.invariant is not None):
-        what, way = "weights size would count them once more", "use weights uniform or unbiased, or sampling uniform"
-        if algorithm.weights != "size":
-            what, way = "the method's running sums count clients alike", "use sampling uniform, with objective samples"
-        return f"this sampling counts samples by drawing large clients more often, and {what}; {way}"
     if rules.deadline is not None and rules.devices is None:
         return "a deadline needs the times of clients; set devices, for example lognormal(0.5)"
     if rules.deadline is None and rules.late == "keep":
@@ -224,6 +217,14 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
                 f"may leave some out; use sampling uniform with cohort {n} and no availability, dropout or deadline, "
                 "or a method that is made for partial participation, such as scaffold or afedpd"
             )
+    if rules.sampler.repeats and (why := algorithm.facts.unfit.get("repeats")):
+        return f"this sampling may draw a client twice, and the method cannot have that, as {why}; use sampling uniform"
+    sums = algorithm.weights == "size" or algorithm.facts.invariant is not None
+    if rules.sampler.by_size and rules.sampler.known and sums:
+        what, way = "weights size would count them once more", "use weights uniform or unbiased, or sampling uniform"
+        if algorithm.weights != "size":
+            what, way = "the method's running sums count clients alike", "use sampling uniform, with objective samples"
+        return f"this sampling counts samples by drawing large clients more often, and {what}; {way}"
     needs_inclusion = algorithm.needs.inclusion or algorithm.weights == "unbiased"
     if needs_inclusion and not rules.known():
         cause = "sampling" if not rules.sampler.known else "deadline" if rules.deadline is not None else "availability"

@@ -61,8 +61,7 @@ from fedconcord.support.factories import Search
 from fedconcord.support.parameters import Positive, about
 
 Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(min_length=1)]
-RHO, SERVER_LR = 0.01, 1.0
-SUM = "its model is the sum of what each client sends once, which nothing else may move"
+RHO, SERVER_LR, SUM = 0.01, 1.0, "its model is the sum of what clients send once, which nothing else may move"
 GROWS = (
     "with form paper_from_theta and {} of {} clients a round, theta's moves grow by the factor 1 + server_lr - |S|/N "
     "where the objective is flat; set server_lr=participation, or write [[0,1]] where a step of 1 is meant"

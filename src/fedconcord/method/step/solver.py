@@ -136,9 +136,9 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
     is_proximal = regularised and step.regularise == "local"
     if step.oracle is not None and solver.oracle.kind != "minibatch" and solver.oracle != step.oracle:
         yield f"the method brings its own gradient, {oracle}; leave local.oracle at minibatch"
-    given = {"weight_decay": solver.weight_decay, "tolerance": solver.tolerance, "step_schedule": solver.step_schedule}
+    local = {"weight_decay": solver.weight_decay, "tolerance": solver.tolerance, "step_schedule": solver.step_schedule}
     for key, why in algorithm.facts.unfit.items():
-        if given.get(key):
+        if local.get(key):
             yield f"the method cannot have local.{key}, as {why}; leave it out"
     if corrects and oracle != "minibatch":
         yield f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle}"
