@@ -217,7 +217,7 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
                 f"may leave some out; use sampling uniform with cohort {n} and no availability, dropout or deadline, "
                 "or a method that is made for partial participation, such as scaffold or afedpd"
             )
-    if rules.sampler.repeats and (why := algorithm.facts.unfit.get("repeats")):
+    if rules.sampler.repeats and (why := dict(algorithm.facts.unfit).get("repeats")):
         return f"this sampling may draw a client twice, and the method cannot have that, as {why}; use sampling uniform"
     sums = algorithm.weights == "size" or algorithm.facts.invariant is not None
     if rules.sampler.by_size and rules.sampler.known and sums:

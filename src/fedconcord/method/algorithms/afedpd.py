@@ -110,7 +110,7 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
                 moves_when_absent=True,
             ),
             invariant="duals that are measured from the mean of the cohort's models",
-            unfit={"repeats": COUNTED},
+            unfit=(("repeats", COUNTED),),
             remedies=("dissimilar gradients", "stale memory"),
             recommendations=(
                 Recommendation(

@@ -154,6 +154,6 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         facts=Facts(
             group="nothing to tune",
             invariant="duals that are measured from the mean of the cohort's models" if duals == "own" else None,
-            unfit={"repeats": COUNTED} if duals == "own" else {},
+            unfit=(("repeats", COUNTED),) if duals == "own" else (),
         ),
     )

@@ -153,7 +153,7 @@ def fedadmm(
             group="primal-dual",
             memory=Memory("dual variable", lambda server, rows, p, mean: -rows.y, is_dual=True),
             invariant="a model that is the sum of all changes of w_i + y_i / rho",
-            unfit=dict.fromkeys(("server", "repeats"), SUM) if keeps_own else {},
+            unfit=(("server", SUM), ("repeats", SUM)) if keeps_own else (),
         ),
         refuse=refuse,
     )

@@ -114,7 +114,7 @@ def fedadmm_inexact(
             group="primal-dual",
             memory=Memory("dual variable", gradients, is_dual=True),
             invariant="the mean of X_i + pi_i / rho over all clients",
-            unfit={"weight_decay": "objective mean divides f_i by N and no decay"} if objective == "mean" else {},
+            unfit=(("weight_decay", "objective mean divides f_i by N and no decay"),) if objective == "mean" else (),
         ),
         refuse=refuse,
     )

@@ -91,6 +91,6 @@ def fedhybrid(
             group="primal-dual",
             memory=Memory("dual variable", lambda server, rows, p, mean: -rows.dual, is_dual=True),
             invariant="x_0, the mean of x_i + lambda_i / rho over all clients",
-            unfit={"server": "its model has to be the mean of x_i + lambda_i / rho over all clients"},
+            unfit=(("server", "its model has to be the mean of x_i + lambda_i / rho over all clients"),),
         ),
     )

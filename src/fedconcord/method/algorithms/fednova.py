@@ -95,7 +95,9 @@ def fednova(
         needs=Needs(normaliser=True, lr=tau_eff == "tau"),
         facts=Facts(
             group="normalised averaging",
-            unfit={"step_schedule": "tau_eff tau counts steps as if all were equally long"} if tau_eff == "tau" else {},
+            unfit=(("step_schedule", "tau_eff tau counts steps as if all were equally long"),)
+            if tau_eff == "tau"
+            else (),
             remedies=("unequal work",),
             cautions=(
                 Caution(

@@ -140,7 +140,7 @@ def fedvra(
                 is_dual=True,
             ),
             invariant="lambda = sum omega_i lambda_i over all clients",
-            unfit={"tolerance": "d fednova counts planned steps"} if d == "fednova" else {},
+            unfit=(("tolerance", "d fednova counts planned steps"),) if d == "fednova" else (),
             theory=partial(step_theory, gamma, a, d),
         ),
         refuse=refuse,

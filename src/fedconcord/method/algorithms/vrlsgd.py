@@ -52,6 +52,6 @@ def vrlsgd() -> Algorithm:
             group="control variates",
             memory=Memory("deviation Delta_i, with grad F added", lambda server, rows, p, mean: rows.delta + mean),
             invariant="sum Delta_i = 0 over all clients",
-            unfit={"server": "its clients measure their deviations from the model, which has to be their mean"},
+            unfit=(("server", "its clients measure their deviations from the model, which has to be their mean"),),
         ),
     )

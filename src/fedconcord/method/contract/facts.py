@@ -6,7 +6,6 @@ None of it changes a round. A method of another package states its own facts, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -93,7 +92,7 @@ class Facts(NamedTuple):
     group: str = ""  # the mechanism that it is listed under, such as "control variates"
     memory: Memory | None = None  # what its clients remember that stands for their gradients
     invariant: str | None = None  # what holds only while contributions are summed: a sum over clients' rows, in words
-    unfit: Mapping[Unfit, str] = MappingProxyType({})  # what does not go with it -> why, in words that end a sentence
+    unfit: tuple[tuple[Unfit, str], ...] = ()  # what does not go with it, and why, in words that end a sentence
     protection: Protection | None = None  # what differential privacy does to messages; None: nothing
     server_optimiser: bool = False  # its aggregate passes through a server optimiser
     adapted: str | None = None  # its model is made to be adapted: the `eval.personalise` that judges it

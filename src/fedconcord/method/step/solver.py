@@ -137,7 +137,7 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
     if step.oracle is not None and solver.oracle.kind != "minibatch" and solver.oracle != step.oracle:
         yield f"the method brings its own gradient, {oracle}; leave local.oracle at minibatch"
     local = {"weight_decay": solver.weight_decay, "tolerance": solver.tolerance, "step_schedule": solver.step_schedule}
-    for key, why in algorithm.facts.unfit.items():
+    for key, why in algorithm.facts.unfit:
         if local.get(key):
             yield f"the method cannot have local.{key}, as {why}; leave it out"
     if corrects and oracle != "minibatch":

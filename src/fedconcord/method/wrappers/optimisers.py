@@ -25,7 +25,7 @@ The other FedMuon: Liu et al. 2025 (arXiv 2510.27403): x <- x - eta ((1 - align)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -65,7 +65,7 @@ from fedconcord.support.parameters import BelowOne, NotNegative, Positive, about
 
 States = Literal["reset", "kept", "shared", "shared_second", "corrected"]
 SAID = "moments between rounds: reset, anew in every round; kept, in the client's state; shared, the clients' mean"
-EQUAL: Mapping[Unfit, str] = {"step_schedule": "align divides a move by its steps as if all were equally long"}
+EQUAL: tuple[Unfit, str] = "step_schedule", "align divides a move by its steps as if all were equally long"
 State = Annotated[Literal["reset", "kept", "shared"], about(SAID)]
 Align = Annotated[BelowOne, about("share of the last round's mean direction in every step, behind the optimiser")]
 Decay = Annotated[NotNegative, about("decoupled weight decay, times the step size")]
@@ -274,7 +274,7 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         update=update if is_common else lifted.update,
         refuse=refuse,
         needs=needs._replace(normaliser=needs.normaliser and not needs.mean_gradient, lr=needs.lr or share > 0),
-        facts=lifted.facts._replace(unfit={**lifted.facts.unfit, **(EQUAL if share > 0 else {})}),
+        facts=lifted.facts._replace(unfit=(*lifted.facts.unfit, *([EQUAL] if share > 0 else []))),
         step=lifted.step._replace(
             optimiser=optimiser.identity.name or "an optimiser of its own", moments=is_shared or share > 0
         ),

@@ -239,7 +239,7 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     stretch, answer = optimizer.stretch, optimizer.answer
     if algorithm.facts.server_optimiser:
         raise UserError("the method has a server optimiser of its own; set that one's options, or leave `server` out")
-    if why := algorithm.facts.unfit.get("server"):
+    if why := dict(algorithm.facts.unfit).get("server"):
         raise UserError(f"the method cannot have a server optimiser, as {why}; leave `server` out")
     if stretch is not None and (algorithm.facts.protection is not None or algorithm.phases.combine is not None):
         what = "aggregated by a robust rule" if algorithm.facts.protection is None else "private"
