@@ -123,8 +123,8 @@ def free_folder(parent: Path, stem: str, out: str | Path | None = None) -> Path:
         UserError: `out` is a file, or holds something.
     """
     if out is not None:
-        if (folder := Path(out)).exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UserError(f"{out} is there and is not empty; give another folder as out")
+        if (folder := Path(out)).exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is there and is not empty; give another folder as out")
         return folder
     number = 1
     while (parent / f"{stem}-{number}").exists():

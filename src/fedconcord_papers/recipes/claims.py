@@ -43,9 +43,7 @@ def decided(gains: Sequence[float]) -> Sign:
 def reach(numbers: Sequence[float]) -> tuple[float, float]:
     """Where a mean may lie: the ends of the t interval of five numbers or more, of fewer the least and the greatest, as
     where one is infinite."""
-    if all(map(math.isfinite, numbers)):
-        return interval(numbers).ends
-    return min(numbers), max(numbers)
+    return interval(numbers).ends if all(map(math.isfinite, numbers)) else (min(numbers), max(numbers))
 
 
 def judged(signs: Sequence[tuple[str, Sign | None]]) -> Finding:
@@ -158,9 +156,8 @@ def within(says: str, measure: str, expected: Sequence[tuple[str, str, float | s
         least, most = (math.inf, math.inf)
         if not isinstance(printed, str):
             least, most = printed - tolerance * abs(printed), printed + tolerance * abs(printed)
-        if len(numbers) == 1:
-            return "even"
-        return "ahead" if least <= low and high <= most else "behind" if high < least or low > most else "even"
+        is_in, is_out = least <= low and high <= most, high < least or low > most
+        return "even" if len(numbers) == 1 else "ahead" if is_in else "behind" if is_out else "even"
 
     def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []

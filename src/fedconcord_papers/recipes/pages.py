@@ -15,6 +15,7 @@ from fedconcord_papers.recipes.evidence import (
     COUNTED,
     JUDGED,
     VALUES,
+    Difference,
     Judged,
     differences,
     gather,
@@ -178,17 +179,17 @@ def verdicts(one: Judged) -> str:
 
 
 def difference_table(one: Judged) -> str:
-    """What the paper has beside what was run here, by size; what is alike in all cells stands once."""
+    """What the paper has beside what was run here, by size; what is alike in several cells stands once."""
     rows: list[tuple[str, ...]] = []
     titles = titles_of(one.recipe)
     for size, result in one.sizes.items():
-        by_cell = {cell: differences(one.recipe, size, cell, result) for cell in result.values.cells()}
-        first, *others = by_cell.values()
-        shared = [each for each in first if all(each in other for other in others)]
-        rows += [(size, "all" if others else "", each.what, each.paper, each.here) for each in shared]
-        for cell, each_of in by_cell.items():
-            own = [each for each in each_of if each not in shared]
-            rows += [(size, titles.get(cell, cell), each.what, each.paper, each.here) for each in own]
+        cells, by_what = result.values.cells(), dict[Difference, list[str]]()
+        for cell in cells:
+            for each in differences(one.recipe, size, cell, result):
+                by_what.setdefault(each, []).append(titles.get(cell, cell))
+        for each, who in by_what.items():
+            whose = "; ".join(who) if len(who) < len(cells) else "all" if len(cells) > 1 else ""
+            rows.append((size, whose, each.what, each.paper, each.here))
         for what, missing in _left_out(one.recipe, result.values):
             rows.append((size, "", what, missing, ""))
     return markdown(("size", "federation", "what", "paper", "here"), rows) if rows else "Nothing that the paper states."

@@ -50,6 +50,7 @@ def measure_of(recipe: Recipe, name: str) -> Measure | None:
 def cell_of(
     values: Values, stated: Measure | None, measure: str, cell: str, entry: str, printed: float | str | None
 ) -> str:
+    """The mean of an entry's finite values, where its seeds lie, what became of the others, and the printed value."""
     seeds = values.seeds(measure, cell, entry)
     theirs = "" if printed is None else f" ({printed if isinstance(printed, str) else f'{printed:.10g}'})"
     if not seeds:
@@ -107,8 +108,8 @@ def grids(result: Done) -> str:
 
 def told_by(recipe: Recipe) -> str:
     """By what the best of a grid was told."""
-    if not isinstance(experiment := recipe.experiment, Comparison):
-        return "by the study"
+    experiment = recipe.experiment
+    assert isinstance(experiment, Comparison)  # a study searches nothing
     return f"by {experiment.measures[experiment.seek].name} of one seed ({SEARCH_SEED}), which no other run has"
 
 

@@ -171,11 +171,8 @@ def _part(data: Any) -> dict[str, np.ndarray]:
     if _is_pair(data) and _is_array(data[0]):
         return {"x": _array(data[0], "X"), "y": _array(data[1], "y")}
     is_table = hasattr(data, "columns")  # of pandas or polars, whose items are columns and no samples
-    if (
-        hasattr(data, "__getitem__")
-        and hasattr(data, "__len__")
-        and not (is_table or isinstance(data, str | tuple | list))
-    ):
+    is_indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if is_indexed and not (is_table or isinstance(data, str | tuple | list)):
         tensors = getattr(data, "tensors", None)  # of a TensorDataset, at once
         if tensors is None:
             samples = [data[i] for i in range(len(data))]

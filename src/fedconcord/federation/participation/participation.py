@@ -219,12 +219,12 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
             )
     if rules.sampler.repeats and (why := dict(algorithm.facts.unfit).get("repeats")):
         return f"this sampling may draw a client twice, and the method cannot have that, as {why}; use sampling uniform"
-    sums = algorithm.weights == "size" or algorithm.facts.invariant is not None
-    if rules.sampler.by_size and rules.sampler.known and sums:
-        what, way = "weights size would count them once more", "use weights uniform or unbiased, or sampling uniform"
-        if algorithm.weights != "size":
-            what, way = "the method's running sums count clients alike", "use sampling uniform, with objective samples"
-        return f"this sampling counts samples by drawing large clients more often, and {what}; {way}"
+    if rules.sampler.by_size and rules.sampler.known:
+        by = "this sampling counts samples by drawing large clients more often, and "
+        if algorithm.weights == "size":
+            return f"{by}weights size would count them once more; use weights uniform or unbiased, or sampling uniform"
+        if algorithm.facts.invariant is not None:
+            return f"{by}the method's running sums count clients alike; use sampling uniform, with objective samples"
     needs_inclusion = algorithm.needs.inclusion or algorithm.weights == "unbiased"
     if needs_inclusion and not rules.known():
         cause = "sampling" if not rules.sampler.known else "deadline" if rules.deadline is not None else "availability"

@@ -45,8 +45,8 @@ def describe(
         from fedconcord.support import files
 
     resolved = resolve_run(*sources)
-    description = measure(*divided(resolved))
     folder = files.free_folder(Path("runs"), "partition", out)
+    description = measure(*divided(resolved))
     data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(description.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, description, title)

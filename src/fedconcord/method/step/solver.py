@@ -136,9 +136,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
     is_proximal = regularised and step.regularise == "local"
     if step.oracle is not None and solver.oracle.kind != "minibatch" and solver.oracle != step.oracle:
         yield f"the method brings its own gradient, {oracle}; leave local.oracle at minibatch"
-    local = {"weight_decay": solver.weight_decay, "tolerance": solver.tolerance, "step_schedule": solver.step_schedule}
     for key, why in algorithm.facts.unfit:
-        if local.get(key):
+        if getattr(solver, key, None):  # those of other settings are refused where these are
             yield f"the method cannot have local.{key}, as {why}; leave it out"
     if corrects and oracle != "minibatch":
         yield f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle}"

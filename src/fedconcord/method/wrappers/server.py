@@ -233,8 +233,7 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
 
     Raises:
         UserError: the method has a server optimiser already, its model is a running sum that nothing else may move, or
-            its messages are protected or aggregated by a robust
-            rule and the optimiser would have clients send more.
+            its messages are protected or aggregated by a robust rule and the optimiser would have clients send more.
     """
     stretch, answer = optimizer.stretch, optimizer.answer
     if algorithm.facts.server_optimiser:
