@@ -331,6 +331,13 @@ def test_a_broken_csv_is_one_sentence(tmp_path: Path, content: str | bytes, ask:
     assert "\n" not in str(error.value)
 
 
+def test_data_to_train_on_are_no_test_data(tmp_path: Path) -> None:
+    path = write_csv(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"the test data are .*t\.csv, the data to train on; name others, or none"):
+        read_own(path, ASK._replace(test=str(tmp_path / "folder" / ".." / "t.csv")))
+
+
 def one_array(path: Path) -> None:
     np.savez(path, y=np.zeros(4))
 

@@ -31,6 +31,8 @@ def read_own(path: Path, settings: Input) -> Dataset:
     Raises:
         UserError: there is nothing, or not what its ending says, or it cannot be a federation.
     """
+    if settings.test is not None and Path(settings.test).expanduser().resolve() == path.expanduser().resolve():
+        raise UserError(f"the test data are {path}, the data to train on; name others, or none: a part is set apart")
     if path.suffix.lower() == ".npz":
         return from_arrays(path.stem, load(path, settings.memory), settings, path.name)
     if not path.is_dir():

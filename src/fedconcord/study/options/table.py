@@ -70,7 +70,7 @@ class Shared(TypedDict, total=False):
 class RunOptions(Shared, total=False):
     """Arguments of `run`."""
 
-    seed: Annotated[int | None, Option("seed", "seed", "data", "N", False, "integer >= 0", "0", "the seed of all randomness of a run")]
+    seed: Annotated[int | None, Option("seed", "seed", "data", "N", False, "integer >= 0 and < 2**63", "0", "the seed of all randomness of a run")]
 
 
 class CompareOptions(Shared, total=False):

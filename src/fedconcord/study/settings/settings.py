@@ -369,7 +369,7 @@ class Config(BaseModel):
     """how the server combines the clients' contributions; if none, by their weighted mean"""
     hostile: str | None = key(None, "an attack such as sign_flip(0.2) or nan(0.1)", stage="job")
     """how hostile clients attack, in a simulation; if none, no client is hostile"""
-    seed: Seed | None = key(None, "an integer >= 0", usual=0, stage="data")
+    seed: Seed | None = key(None, "an integer >= 0 and < 2**63", usual=0, stage="data")
     """the seed of all randomness of a run"""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = key(
         None, "a list of integers >= 0 such as 0,1,2", usual=[0], stage="job"
