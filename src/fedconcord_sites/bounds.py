@@ -93,11 +93,12 @@ def check_orders(
     Raises:
         FrameError: what differs, and both values.
     """
-    for fields in (frame.fields.get("orders"), *frame.fields.get("silent", ())):
+    answered = frame.fields.get("orders")
+    for fields in (answered, *frame.fields.get("silent", ())):
         if fields is None:
             continue
         theirs = Orders(**fields)
-        if not 0 <= theirs.round <= frame.round:
+        if theirs.round != frame.round if fields is answered else not 0 <= theirs.round < frame.round:
             raise FrameError(f"orders of round {theirs.round} in a message of round {frame.round}")
         if drawn_of is not None:
             sizes = np.ones(drawn_of)

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedconcord.execution.messages.codec import Frame, FrameError
-from fedconcord.execution.messages.member import Member, flat
+from fedconcord.execution.messages.member import PARTS, Member, flat
 from fedconcord.execution.messages.secure import Secure, unflat
 from fedconcord.execution.messages.server import NOT_FINITE, RemoteServer, Request
 from fedconcord.execution.messages.store import RemoteStore
@@ -23,7 +23,6 @@ from fedconcord.support.errors import UserError
 from fedconcord_sites.gate import PREFIX
 from fedconcord_sites.judging import Figures, LayerSums, Sent
 
-PART = 2  # of what they are signed as, beside the two phases of a round
 CLIP = 2.0**34
 
 
@@ -85,7 +84,7 @@ class Jury(NamedTuple):
             form: of a site's figures.
         """
         half = RemoteServer(self.store, self.store.way.begin(), 0)
-        pacts = self.secure.meet(half, number, PART, [*fields], lambda ids, replies: sorted(replies))
+        pacts = self.secure.meet(half, number, PARTS["judge"], [*fields], lambda ids, replies: sorted(replies))
         if isinstance(pacts, str):
             return pacts
         frames = {i: half.frame("judge", number, i, fields[i], model) for pact in pacts for i in pact.among}

@@ -649,6 +649,17 @@ def test_masks_cover_one_contribution_and_sums_are_not_repeated(asked: tuple[Par
     ]
 
 
+def test_a_round_is_one_sum_whatever_part_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two of a round, one without a client, would differ by its contribution."""
+    meet = Secure.meet
+    monkeypatch.setattr(Secure, "meet", lambda self, half, round, part, *rest: meet(self, half, round, 2, *rest))
+    party = Party(make("fedavg"), FINE)
+    before = party.server
+    party.round(0)
+    assert party.refused == [(i, "part 2 of round 0 is no sum of answers to 'orders'") for i in party.cohort(0)]
+    assert far(party.server, before) == 0
+
+
 def test_a_server_cannot_choose_the_clients_of_a_sum(asked: tuple[Party, int, dict[str, Frame]]) -> None:
     party, client, last = asked
     party.ask(client, last["keys"])  # new keys: nothing was opened

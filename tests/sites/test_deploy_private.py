@@ -304,6 +304,11 @@ def test_a_site_is_in_no_round_that_it_is_not_drawn_for(change: Any, tables: Pat
     answer = codec.read(here.site("a").answer(codec.write(first._replace(round=late[0], fields=fields))))
     why = f"its own job draws others for round {late[0]}, and each round spends privacy"
     assert (answer.fields.get("why") == why) == (change.get("sampling") != "bernoulli")
+    again = first._replace(
+        round=late[0], fields={**first.fields, "counted": None}
+    )  # orders of a round it was drawn for
+    answer = codec.read(here.site("a").answer(codec.write(again)))
+    assert answer.fields["why"] == f"orders of round {first.round} in a message of round {late[0]}"
 
 
 SECURE = {"clip": 1.0, "bits": 24}

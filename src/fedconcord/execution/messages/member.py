@@ -31,10 +31,12 @@ from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.masks import KEY, SEALED, SHARE, SIGNATURE, Ring
 from fedconcord.execution.messages.terms import FEWEST, Plans, Terms
 from fedconcord.method.contract import Cohort, Sender, Space, Tree, cohort_of, rng, sender_of, tree_leaves
+from fedconcord.method.contract.round import PRELUDE, TRAIN
 from fedconcord.method.contract.trees import raw
 from fedconcord.support.errors import UserError
 
 CARD = 2 * KEY + SIGNATURE  # bytes of a client's two public keys for a sum, and its signature of them
+PARTS = {"ask": PRELUDE, "orders": TRAIN, "train": TRAIN, "judge": 2}  # of a round, by what its sum answers
 MODELS = ("down/", "answer/", "x/")  # tensors that all clients of a sum must have got alike
 
 
@@ -174,6 +176,8 @@ class Member:
         if about_sum is None:
             raise UserError("its job has secure sums, and it contributes to no other")
         secret = self._at(frame._replace(fields=about_sum), "dealt")
+        if secret.part != PARTS[frame.kind]:  # each part of a round is opened once, and so is what it is of
+            raise UserError(f"part {secret.part} of round {frame.round} is no sum of answers to {frame.kind!r}")
         among = _ids(about_sum["among"])
         if self.id not in among or not set(among) <= set(secret.ids):
             raise UserError("the clients of this sum are not those that shares were dealt for")
