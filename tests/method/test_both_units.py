@@ -46,7 +46,7 @@ def test_a_round_is_noisy_steps_whose_moves_are_clipped_and_added_with_noise() -
         x, first, n = x0.clone(), sum(SIZES[:client]), SIZES[client]
         tosses = rng.generator(SEED, rng.Purpose.BATCH, 0, client).random(steps * n).reshape(steps, n)
         for k in range(steps):
-            total = torch.as_tensor(rng.noise(len(x), SEED, 0, client, k)) * (NOISE * CLIP / SIGMA)
+            total = torch.as_tensor(rng.noise(len(x), SEED, 0, client, k + 1)) * (NOISE * CLIP / SIGMA)
             for j in np.flatnonzero(tosses[k] < Q):
                 g = one.problem.objective.gradient(x, torch.tensor([first + j]))
                 total = total + g * min(1.0, CLIP / float(g.norm()))
@@ -61,6 +61,24 @@ def test_a_round_is_noisy_steps_whose_moves_are_clipped_and_added_with_noise() -
     for engine in (Stacked(), Wire()):
         other = job(engine)
         torch.testing.assert_close(advance(other, start(other)).server.x, noisy, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+def test_no_noise_is_drawn_twice(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, noise = [], rng.noise
+
+    def kept(n: int, *key: int) -> np.ndarray:
+        keys.append((*key, 0)[:4])
+        return noise(n, *key)
+
+    monkeypatch.setattr(rng, "noise", kept)
+    both = with_privacy(
+        with_sample_privacy(METHODS["fedavg"](weights="uniform"), CLIP, NOISE, Q), BOUND, 2.0, kind, len(SIZES)
+    )
+    one = Job(problem(), both, Schedule(SEED, len(SIZES), 0.1, batch_size=poisson(Q)), engine=Serial())
+    advance(one, start(one))
+    assert len(keys) > len(SIZES)
+    assert len({*keys}) == len(keys)
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "poisson"])

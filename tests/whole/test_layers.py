@@ -103,7 +103,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # linear layers of transformers by oneDNN, forwards and backwards, which take half of the time: 47
     # who runs without rounds: FedCM, MFL and server optimisers: 4
     # what a method's sums cannot go with, said by methods and refused in one way: 45
-    "method": Wing(13006, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # noises of steps with keys apart from those of messages and sums: 7
+    "method": Wing(13013, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)

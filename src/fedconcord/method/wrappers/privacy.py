@@ -47,6 +47,7 @@ from fedconcord.method.contract import (
     Population,
     Protection,
     Sender,
+    Step,
     Tree,
     model_of,
     tree_leaves,
@@ -131,12 +132,20 @@ def with_privacy(
         finish=finish,
         contribute=contribute,
         update=update,
+        step=_apart(algorithm.step),
         phases=algorithm.phases._replace(
             unheard=unheard if kind == "central" else None  # a sum of nobody must look like any other
         ),
         facts=algorithm.facts._replace(protection=Protection(clip, noise, kind)),
         refuse=refuse,
     )
+
+
+def _apart(step: Step) -> Step:
+    """With later keys for noises of steps: the first has the key of the message's noise, or client 0's the sum's."""
+    if (noise := step.noise) is None:
+        return step
+    return step._replace(noise=noise._replace(draw=lambda n, seed, t, i, k: noise.draw(n, seed, t, i, k + 1)))
 
 
 def _noise(like: Tree, d: int, draw: Callable[[int], Tensor]) -> Tree:
