@@ -246,6 +246,20 @@ def test_clients_csv_says_what_run_json_says(tmp_path: Path) -> None:
     assert not (tmp_path / "c" / "clients.csv").exists()
 
 
+def test_clients_own_models_are_the_last_ones_with_patience_and_it_is_said(tmp_path: Path) -> None:
+    settings = {**JOB, **STOP, "eval.personalise": "none", "local.lr": 5.0, "eval.patience": 2}
+    fedconcord.run("ditto", out=tmp_path / "early", settings=settings)
+    early = json.loads((tmp_path / "early" / "run.json").read_text())
+    last = early["rounds_done"]
+    assert last < 60
+    assert "model_round" not in early
+    assert early["clients_judged"]["round"] == last
+    assert f"clients' models are the last ones, and the best was round {last - 2}, validation_loss" in early["stopped"]
+    fedconcord.run("ditto", out=tmp_path / "whole", settings={**settings, "eval.patience": "none", "rounds": last})
+    ends = [sorted((tmp_path / name / "models").iterdir()) for name in ("early", "whole")]
+    assert [file.read_bytes() for file in ends[0]] == [file.read_bytes() for file in ends[1]]
+
+
 def test_patience_knows_which_way_a_metric_goes(tmp_path: Path) -> None:
     """F1 is better when higher, as the metric says for itself: the best round is its largest."""
     this = job(rounds=1)

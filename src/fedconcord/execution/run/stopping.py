@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from fedconcord.execution.job import Step
+from fedconcord.execution.job import Job, Step, has_own_models
 from fedconcord.execution.run.observers import Observer
 from fedconcord.federation.objectives import fairness
 from fedconcord.federation.objectives.judging import supervised
@@ -76,9 +76,10 @@ def _sign(problem: Problem, metric: str) -> float:
 class Stopping(Observer):
     """The best round so far, with patience, and why the run stops, once it does. All of it is in metrics.csv."""
 
-    def __init__(self, problem: Problem, patience: Patience | None, goal: Goal | None, rows: Rows, round: int) -> None:
+    def __init__(self, job: Job, patience: Patience | None, goal: Goal | None, rows: Rows, round: int) -> None:
         """Go on after a round from the rows of metrics.csv; none where the run begins."""
-        self.problem, self.patience, self.goal = problem, patience, goal
+        self.problem, self.patience, self.goal = job.problem, patience, goal
+        self.keeps_best = not has_own_models(job)  # of a model a client the last are kept
         self.best: Best | None = None
         self.stopped: str | None = None
         self._judge(rows, round)
@@ -94,9 +95,10 @@ class Stopping(Observer):
         if patience is not None and best is not None and best.since >= patience.evaluations:
             by = f" by more than {patience.min_delta:g}" if patience.min_delta else ""
             metric = watched(patience, rows[0])
+            whose = "the model is that of" if self.keeps_best else "clients' models are the last ones, and the best was"
             self.stopped = (
-                f"stopped early at round {round}: {metric} has not improved{by} in {best.since} evaluations; the model "
-                f"is that of round {best.round}, {metric} {best.value:.4g}"
+                f"stopped early at round {round}: {metric} has not improved{by} in {best.since} evaluations; {whose} "
+                f"round {best.round}, {metric} {best.value:.4g}"
             )
         if self.goal is not None and self.stopped is None:
             (metric, target), sign = self.goal, _sign(self.problem, self.goal[0])
@@ -106,5 +108,5 @@ class Stopping(Observer):
 
     def about(self) -> dict[str, Any]:
         """The round of the model, and why the run stopped."""
-        best = {} if self.best is None else {"model_round": self.best.round}
+        best = {"model_round": self.best.round} if self.best is not None and self.keeps_best else {}
         return best if self.stopped is None else {**best, "stopped": self.stopped}

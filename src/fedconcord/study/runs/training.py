@@ -181,7 +181,7 @@ def _loop(
         clock.go_on(folder)
     budget = options.budget
     table = Tables(job, folder, past, None if budget is None else budget.spending)
-    patience = Stopping(job.problem, options.patience, options.goal, table.metrics, state.round)
+    patience = Stopping(job, options.patience, options.goal, table.metrics, state.round)
     fairness_log = FairnessLog(job, folder, options.clients_every, state.round)
     privacy = PrivacySpent(budget, state)
     usual = (patience, fairness_log, Final(job, folder, options, patience), privacy, *traces(job, folder, state.round))
