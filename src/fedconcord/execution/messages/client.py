@@ -73,6 +73,7 @@ class RemoteClient:
         self.id, self.assignment, self.objective, self.shelf, self.forms = id, assignment, objective, shelf, forms
         self.method, self.member = method or codec.digest(assignment.algorithm.identity), member
         self._asked: tuple[int, Tree, Tensor] | None = None  # of a prelude: round, broadcast, own full gradient
+        self._silently = 0  # gradients of rounds without messages, of which no reply has told that counted
 
     def receive(self, data: bytes) -> list[bytes]:
         """Answers to a frame, none where it is damaged, out of date or not for this client."""
@@ -194,7 +195,7 @@ class RemoteClient:
         tensors = {} if orders.late else self._sent(frame, "up", result.up, self.assignment.algorithm.contribute)
         mark = torch.tensor([frame.round, codec.fingerprint(tensors), int(state.mark[2])])
         self.shelf.write(StoredState(state.row, result.row, mark))
-        fields = {"gradient_steps": result.gradient_steps, "fingerprint": int(mark[1])}
+        fields = {"gradient_steps": result.gradient_steps + self._silently, "fingerprint": int(mark[1])}
         return self._frame("reply", frame.round, fields, tensors)
 
     def _settle(self, frame: Frame) -> Frame | None:
@@ -226,15 +227,16 @@ class RemoteClient:
                 state = StoredState(state.row, state.row, torch.tensor([NONE, 0, counted]))
         for silent in frame.fields.get("silent", ()):  # rounds without messages: they depend on nobody else
             if silent["round"] > int(state.mark[2]):
-                row = client_step(self.assignment, self.objective, 0, down, state.row, Orders(**silent)).row
-                state = StoredState(row, row, torch.tensor([NONE, 0, silent["round"]]))
+                step = client_step(self.assignment, self.objective, 0, down, state.row, Orders(**silent))
+                state = StoredState(step.row, step.row, torch.tensor([NONE, 0, silent["round"]]))
+                self._silently += step.gradient_steps
         self.shelf.write(state)
         return state
 
     def _counted(self, state: StoredState, frame: Frame) -> StoredState:
         """The pending row becomes the row, after the message of its round's step where there is one: a late reply has
         none before it comes."""
-        settle, row = self.assignment.algorithm.phases.settle, state.pending
+        settle, row, self._silently = self.assignment.algorithm.phases.settle, state.pending, 0
         if settle is not None and any(name.startswith("settle/") for name in frame.tensors):
             row = settled(settle, self._tree("settle", frame, self.forms.settled), row)
         return StoredState(row, row, torch.tensor([NONE, 0, int(state.mark[0])]))
