@@ -137,8 +137,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # a run that ends at its target: 3; one that ends with an error: 12, and a damaged run.json: 4
     # pieces that make no step, said before a folder is taken: 10
     # each part of a round is the sum of one message, whatever a server calls it: 5
-    # what patience keeps where clients have models of their own: 1
-    "execution": Wing(6848, 4900, ("rows", "messages", "engines", "job", "run")),
+    # what patience keeps where clients have models of their own, and gradients of rounds without messages: 3
+    "execution": Wing(6850, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9; the trace among what looks on at a run: 1
     # a run that ends at its target: 5
