@@ -371,6 +371,17 @@ def broken_image(path: Path) -> None:
     (path / "dog" / "2.png").write_bytes(picture(1)[:40])
 
 
+def deep_images(path: Path) -> None:
+    folders(path, "cat", "dog")
+    Image.new("I;16", (4, 6), 1000).save(path / "dog" / "3.png")
+
+
+def float_images(path: Path) -> None:
+    for name in ("cat", "dog"):
+        (path / name).mkdir(parents=True)
+        Image.new("F", (4, 6), 0.5).save(path / name / "1.tif")
+
+
 def one_class(path: Path) -> None:
     folders(path, "cat")
 
@@ -422,6 +433,8 @@ def chosen_rows(path: Path) -> None:
         ("a.npz", shapes, "a.npz: x has shape (4, 2) and y (3,); needed are x [n, ...]"),
         ("a.npz", words, "a.npz: x is of type <U1, and numbers are needed"),
         ("d", broken_image, "dog/2.png: "),
+        ("d", deep_images, "dog/3.png has over 8 bits a pixel; save it with 8, or give numbers as an .npz"),
+        ("d", float_images, "cat/1.tif has over 8 bits a pixel; save it with 8, or give numbers as an .npz"),
         ("d", one_class, "d has images of one class only, 'cat'; there is nothing to tell apart"),
         ("d", two_sizes, "4 x 6 pixels, "),
         ("d", loose, "d has images at 2 depths; put them at class/image or client/class/image"),

@@ -231,6 +231,7 @@ def test_names_of_outputs_are_used(runs: Path, tmp_path: Path) -> None:
         (lambda p: (p / "x").mkdir(), "holds no image"),
         (lambda p: Image.new("L", (9, 8)).save(p / "x.png"), "is 9x8 pixels, and the model takes 8x8"),
         (lambda p: (p / "x.png").write_bytes(b"not an image"), "cannot read the image"),
+        (lambda p: Image.new("I;16", (8, 8)).save(p / "x.png"), "has over 8 bits a pixel; save it with 8"),
         (lambda p: None, "there is no file or folder"),
     ],
 )

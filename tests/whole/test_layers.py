@@ -120,7 +120,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # round of job B: 525, of which 280 write the code and 130 are shapes and matrices
         # what a linear layer multiplies, which says whether oneDNN's products and a client at a time gain: 8
         # cohorts that a method's sums cannot take, and arrays that nobody reads or that hold no numbers: 25
-        12465,
+        12476,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),

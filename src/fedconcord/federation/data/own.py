@@ -345,6 +345,21 @@ def _open(image: Image) -> Any:
         raise _broken(name, error) from None
 
 
+def in_bytes(image: Image, mode: str) -> Any:
+    """The image with 8 bits a pixel and channel, in grey ("L") or in colour ("RGB").
+
+    Raises:
+        UserError: it cannot be read, or has more bits.
+    """
+    with _open(image) as opened:
+        if opened.mode[0] in "IF":  # 16 or 32 bits, of which Pillow would make 255 of all that is more
+            raise UserError(f"the image {image[0]} has over 8 bits a pixel; save it with 8, or give numbers as an .npz")
+        try:
+            return opened.convert(mode)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise _broken(image[0], error) from None
+
+
 def _broken(name: str, error: Exception) -> UserError:
     why = " ".join(str(error).split())[:160] or type(error).__name__
     return UserError(f"cannot read the image {name}: {why}; repair or remove it")
@@ -357,7 +372,7 @@ def _look(every: Sequence[Listed], size: int | None) -> Look:
         for image in one.images():
             with _open(image) as opened:  # the header alone
                 sizes.setdefault(opened.size, image[0])
-                grey = grey and opened.mode in ("1", "L", "I", "I;16", "F")
+                grey = grey and opened.mode in ("1", "L")
     if size is None and len(sizes) > 1:
         (a, first), (b, second) = list(sizes.items())[:2]
         raise UserError(
@@ -374,11 +389,7 @@ def pixels(listing: Listed, how: Look) -> np.ndarray:
 
     out = np.empty((len(listing.classes), how.channels, how.height, how.width), np.uint8)
     for k, image in enumerate(listing.images()):
-        with _open(image) as opened:
-            try:
-                whole = opened.convert("L" if how.channels == 1 else "RGB")
-            except (OSError, ValueError, SyntaxError) as error:
-                raise _broken(image[0], error) from None
+        whole = in_bytes(image, "L" if how.channels == 1 else "RGB")
         if whole.size != (how.width, how.height):
             whole = whole.resize((how.width, how.height), Pillow.Resampling.BILINEAR)
         out[k] = np.asarray(whole).reshape(how.height, how.width, -1).transpose(2, 0, 1)

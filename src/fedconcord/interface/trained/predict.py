@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedconcord.federation.data.dataset import IGNORED
+from fedconcord.federation.data.own import in_bytes
 from fedconcord.federation.data.own import load as load_arrays
 from fedconcord.federation.data.preprocess import Part, features
 from fedconcord.interface.trained.program import DTYPE, load
@@ -310,7 +311,7 @@ def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
 
     They are brought to the model's size where its training images were (`size` in its preprocessing), else refused.
     """
-    from PIL import Image, UnidentifiedImageError  # matplotlib needs it, so it is there
+    from PIL import Image  # matplotlib needs it, so it is there
 
     shape = tuple(card["shape"])
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -324,11 +325,7 @@ def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
         part = paths[a : a + BATCH]
         pixels = np.empty((len(part), *shape), np.float32)
         for row, file in zip(pixels, part, strict=True):
-            try:
-                with Image.open(file) as image:
-                    whole = image.convert(mode)
-            except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as broken:
-                raise UserError(f"cannot read the image {file}: {broken}") from None
+            whole = in_bytes((str(file), file), mode)
             if whole.size != (shape[2], shape[1]):
                 if not resized:
                     size, expected = f"{whole.width}x{whole.height}", f"{shape[2]}x{shape[1]}"
