@@ -682,6 +682,26 @@ def test_what_resume_refuses(
     )
 
 
+def test_resume_refuses_files_that_have_changed(tmp_path: Path) -> None:
+    """Data, and other files that settings name: half of a run on each of two would be a run on neither."""
+    table, devices = tmp_path / "t.csv", tmp_path / "dev.csv"
+    table.write_text("a,b,y\n" + "".join(f"{k},{k * k % 7},{k % 2}\n" for k in range(60)))
+    devices.write_text("client,step,up,down,latency\n" + "".join(f"{k},0.1,1,1,0.1\n" for k in range(3)))
+    settings = {"data": str(table), "model": "logreg", "clients": 3, "rounds": 2, "input.label": ["y"]}
+    settings |= {"devices": f"from_file({devices})"}
+    one = api.run("fedavg", settings=settings, out=tmp_path / "r").folder
+    two = api.compare(["fedavg"], settings=settings, out=tmp_path / "c").folder
+    for key, file in (("data", table), ("devices", devices)):
+        before = file.read_text()
+        file.write_text(before.replace("1,", "2,", 1))
+        for again, folder, run in ((api.run, one, one), (api.compare, two, two / "fedavg" / "seed-0")):
+            said = f"{file} ({key}) has changed since {run} began; put it back, or start anew"
+            with pytest.raises(UserError, match=re.escape(said)):
+                again(resume=folder, rounds=4)  # type: ignore[operator]
+        file.write_text(before)
+    assert api.run(resume=one, rounds=4).status == "complete"
+
+
 def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--data", "quadratics", "--lr", "1e6", "--rounds", "50", "--epochs", "5", "--out"]
     assert cli.call([*arguments, str(tmp_path / "r")]) == 3

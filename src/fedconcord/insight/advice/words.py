@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedconcord.insight.advice.choice import NO_WISHES, OF_METHODS, Advice, Named, Wishes, advise, name_of
 from fedconcord.insight.advice.facts import FederationFacts
 from fedconcord.study.options.table import OPTIONS
-from fedconcord.study.settings.problem import kind_of
+from fedconcord.study.settings.contents import kind_of
 from fedconcord.study.settings.settings import DEFAULT_MODEL, LR, NATURAL, Config
 from fedconcord.study.statistics.format import size
 from fedconcord.support import grammar

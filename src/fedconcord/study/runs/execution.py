@@ -23,6 +23,7 @@ from fedconcord.study.runs.events import Entry, Finished
 from fedconcord.study.runs.records import finished, not_done
 from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings import judging, objects
+from fedconcord.study.settings.contents import contents
 from fedconcord.study.settings.judging import evaluation, judged
 from fedconcord.study.settings.parts import part
 from fedconcord.study.settings.privacy import budget_of
@@ -70,6 +71,8 @@ def execute(
         }
         if entry.validation_reason is not None:
             info["evaluation"]["validation_why"] = entry.validation_reason
+        if digests := {key: digest for key, (_, digest) in contents(config).items()}:
+            info["files"] = digests
         if (most := majority(problem)) is not None:
             info["majority"] = most
         if words := objects.words(info["config"]):

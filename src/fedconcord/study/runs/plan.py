@@ -16,22 +16,16 @@ from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Watch
 from fedconcord.study.runs.execution import execute
 from fedconcord.study.runs.pool import Stages, packed
-from fedconcord.study.runs.records import GROWS, MAY_CHANGE, not_done, refuse_shorter, resumed, why_evaluated
+from fedconcord.study.runs.records import GROWS, MAY_CHANGE, not_done, refuse_another, resumed, why_evaluated
 from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings import judging, problem
+from fedconcord.study.settings.contents import kind_of
 from fedconcord.study.settings.job import advise, team_of
 from fedconcord.study.settings.judging import check_ranked, held, judged
 from fedconcord.study.settings.methods import runs
 from fedconcord.study.settings.parts import part
 from fedconcord.study.settings.privacy import privacy_note
-from fedconcord.study.settings.problem import (
-    dataset_of,
-    first_problem,
-    folder_name,
-    forget_problem,
-    kind_of,
-    metrics_note,
-)
+from fedconcord.study.settings.problem import dataset_of, first_problem, folder_name, forget_problem, metrics_note
 from fedconcord.study.settings.resolve import check_distinct, resolve_compare, resolve_run
 from fedconcord.study.settings.settings import NATURAL, Config
 from fedconcord.study.settings.sources import Source, from_nested
@@ -72,7 +66,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Entry:
     saved = read_description(folder)
     _, config = resumed(saved.get("config", {}), changes, folder, resolve_run)
     entry = Entry(config, folder, True, saved.get("evaluation", {}).get("validation_why"))
-    refuse_shorter(entry)
+    refuse_another(entry)
     return entry
 
 
@@ -118,7 +112,7 @@ def plan_resumed_comparison(
     evaluation = saved.get("evaluation", {})
     entries = [entry._replace(resume=True) for entry in _entries(config, folder, evaluation.get("validation_why"))]
     for entry in entries:
-        refuse_shorter(entry)
+        refuse_another(entry)
     folders = {entry.folder for entry in _entries(before, folder, None)}
     if new := [entry for entry in entries if entry.folder not in folders]:
         _try_start(new, jobs)

@@ -15,6 +15,7 @@ from typing import Any
 from fedconcord.execution.run.folder import read_description
 from fedconcord.execution.run.tables import COUNTERS, PRIVATE, rows_of
 from fedconcord.study.runs.events import Entry, Finished
+from fedconcord.study.settings.contents import contents
 from fedconcord.study.settings.objects import unchanged
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import Source, from_nested
@@ -171,18 +172,22 @@ def resumed(
     return was, config
 
 
-def refuse_shorter(entry: Entry) -> None:
-    """Refuse fewer rounds than a run has done.
+def refuse_another(entry: Entry) -> None:
+    """Refuse fewer rounds than a run has done, and other content of its files than it began with.
 
     Raises:
-        UserError: they are fewer.
+        UserError: they are fewer, or a file has changed.
     """
-    rounds, has_run = entry.config.rounds, (entry.folder / "run.json").exists()
-    rounds_done = int(read_description(entry.folder).get("rounds_done", 0)) if has_run else 0
-    if rounds < rounds_done:
+    if not (entry.folder / "run.json").exists():
+        return
+    saved, rounds = read_description(entry.folder), entry.config.rounds
+    if rounds < (rounds_done := int(saved.get("rounds_done", 0))):
         raise UserError(
             f"{entry.folder} has done {rounds_done} rounds already, given rounds {rounds}; give {rounds_done} or more"
         )
+    for key, (path, digest) in contents(entry.config).items():
+        if saved.get("files", {}).get(key, digest) != digest:
+            raise UserError(f"{path} ({key}) has changed since {entry.folder} began; put it back, or start anew")
 
 
 def settle(path: Path, request: Mapping[str, Any], way: str) -> None:

@@ -16,6 +16,7 @@ from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm
 from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.method.wrappers.terms import KNOWN_AS
+from fedconcord.study.settings.contents import kind_of
 from fedconcord.study.settings.parts import (
     PARTS,
     PARTS_OF_METHOD,
@@ -27,7 +28,6 @@ from fedconcord.study.settings.parts import (
     work_of,
 )
 from fedconcord.study.settings.privacy import calibrated
-from fedconcord.study.settings.problem import kind_of
 from fedconcord.study.settings.settings import LR, NATURAL, Config, LocalSettings, PrivacySettings, WireSettings
 from fedconcord.study.settings.sources import prepare, validated
 from fedconcord.support import factories, grammar, objects

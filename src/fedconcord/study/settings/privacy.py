@@ -17,8 +17,8 @@ from fedconcord.method.step.noise import nodes
 from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.method.wrappers.privacy import Adaptive, with_adaptive_privacy, with_privacy
 from fedconcord.method.wrappers.samples import with_sample_privacy
+from fedconcord.study.settings.contents import kind_of
 from fedconcord.study.settings.parts import batch_of, clipping_of, method_of, most_work, part
-from fedconcord.study.settings.problem import kind_of
 from fedconcord.study.settings.settings import Config, PrivacySettings
 from fedconcord.support import grammar
 from fedconcord.support.errors import UserError

@@ -5,7 +5,6 @@ and the device that computes it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from torch import nn
 
 from fedconcord.federation.data import DATASETS
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.data.inputs import Input, hold_out, is_file, together
+from fedconcord.federation.data.inputs import Input, hold_out, together
 from fedconcord.federation.data.published import data_folder
 from fedconcord.federation.models import MODELS
-from fedconcord.federation.objectives import PROBLEMS, Supervised
+from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.metrics import metrics_of
 from fedconcord.federation.objectives.semi import SemiSupervised
 from fedconcord.federation.objectives.streamed import Streamed
@@ -29,6 +28,7 @@ from fedconcord.federation.partitions.skew import skewed
 from fedconcord.method.contract import Problem, rng
 from fedconcord.method.wrappers.hostile import Attack
 from fedconcord.method.wrappers.hostile import chosen as attackers
+from fedconcord.study.settings.contents import kind_of, stamp
 from fedconcord.study.settings.parts import call_of, part
 from fedconcord.study.settings.settings import (
     DEFAULT_MODEL,
@@ -42,16 +42,6 @@ from fedconcord.support import factories, files, grammar, imports, objects
 from fedconcord.support.errors import UserError, in_words
 
 LEADING = ("folder", "seed")  # what the program gives to a factory of data
-
-
-def kind_of(data: str) -> str:
-    """`named`, `file` or `import`, an object of Python included: what the setting `data` says."""
-    name = data.partition("(")[0].strip()
-    if name in DATASETS or name in PROBLEMS:
-        return "named"
-    if imports.is_path(name):
-        return "import"
-    return "file" if is_file(data) else "named"
 
 
 def folder_name(data: str) -> str:
@@ -108,20 +98,6 @@ def _read(data: str, settings: Input, stamp: str) -> Dataset:
     from fedconcord.federation.data.own import read_own
 
     return read_own(Path(data), settings)
-
-
-def stamp(data: str, input: InputSettings) -> str:
-    """What changes when one of the files that such data are read from is written anew; '' where they are not files."""
-    if kind_of(data) != "file":
-        return ""
-    digest = hashlib.sha256()
-    paths = [Path(path).expanduser() for path in (data, input.test, input.statistics) if path is not None]
-    for file in (file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])):
-        if file.is_file():
-            state = file.stat()
-            # the time of change too, for a copy may keep the time of writing
-            digest.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
-    return digest.hexdigest()
 
 
 def notes(config: Config) -> list[str]:

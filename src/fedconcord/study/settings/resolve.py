@@ -14,6 +14,7 @@ from fedconcord.federation.objectives.metrics import metrics_of
 from fedconcord.federation.partitions.simple import LABEL_FREE
 from fedconcord.method.algorithms import plugins
 from fedconcord.study.settings import problem
+from fedconcord.study.settings.contents import kind_of
 from fedconcord.study.settings.methods import (
     canonical_text,
     check_baselines,
@@ -171,7 +172,7 @@ def _check_problem(config: Config, keys: Collection[str]) -> Config:
     """
     config = problem.absolute(config)
     call = None
-    if problem.kind_of(config.data) == "named":
+    if kind_of(config.data) == "named":
         problem.check_unused(config, keys)
         call = call_of("data", config.data)
         if call.name in PROBLEMS:
