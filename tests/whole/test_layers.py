@@ -323,7 +323,7 @@ def test_the_library_is_held_by_one_head() -> None:
     # large linear layers of transformers by oneDNN, forwards and backwards, in half of the time: 59; rounds that wait
     # for nobody, of four methods more: 4
     # what sums cannot go with, in methods and samplings: 70; files and folders that are not written over: 32
-    # a third reading by strangers: files that have changed, deep images, keys of noises, parts of sums (above, by room): 68
+    # a third reading by strangers: changed files, deep images, keys of noises, parts of sums (above, by room): 68
     assert sum(sizes().values()) <= 49_654
 
 
