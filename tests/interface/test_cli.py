@@ -29,6 +29,7 @@ from fedconcord.study.runs.pool import InterruptedStudyError, Stages, carry_out
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import sums
 from fedconcord.support.errors import UserError
 from training import execute_all
 from watching import Rows
@@ -700,6 +701,17 @@ def test_resume_refuses_files_that_have_changed(tmp_path: Path) -> None:
                 again(resume=folder, rounds=4)  # type: ignore[operator]
         file.write_text(before)
     assert api.run(resume=one, rounds=4).status == "complete"
+
+
+def test_resume_says_that_versions_have_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = api.run("fedavg", **QUICK, out=tmp_path / "r").folder
+    said = f"began with torch 2.6.0, now {torch.__version__}: last bits may differ from a run that never stopped"
+    for more in [], ["--rounds", "5"]:
+        about = json.loads((folder / "run.json").read_text())
+        about["versions"]["torch"] = "2.6.0"
+        sums.write(folder, {"run.json": json.dumps(about).encode()})
+        assert cli.call(["run", "--resume", str(folder), *more]) == 0
+        assert (said in capsys.readouterr().out) == bool(more)  # else nothing is left to do
 
 
 def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

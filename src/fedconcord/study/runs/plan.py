@@ -16,7 +16,7 @@ from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Watch
 from fedconcord.study.runs.execution import execute
 from fedconcord.study.runs.pool import Stages, packed
-from fedconcord.study.runs.records import GROWS, MAY_CHANGE, not_done, refuse_another, resumed, why_evaluated
+from fedconcord.study.runs.records import GROWS, MAY_CHANGE, not_done, refuse_other, resumed, versions_of, why_evaluated
 from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings import judging, problem
 from fedconcord.study.settings.contents import kind_of
@@ -66,7 +66,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Entry:
     saved = read_description(folder)
     _, config = resumed(saved.get("config", {}), changes, folder, resolve_run)
     entry = Entry(config, folder, True, saved.get("evaluation", {}).get("validation_why"))
-    refuse_another(entry)
+    refuse_other(entry)
     return entry
 
 
@@ -112,7 +112,7 @@ def plan_resumed_comparison(
     evaluation = saved.get("evaluation", {})
     entries = [entry._replace(resume=True) for entry in _entries(config, folder, evaluation.get("validation_why"))]
     for entry in entries:
-        refuse_another(entry)
+        refuse_other(entry)
     folders = {entry.folder for entry in _entries(before, folder, None)}
     if new := [entry for entry in entries if entry.folder not in folders]:
         _try_start(new, jobs)
@@ -300,6 +300,8 @@ def notes(entries: Sequence[Entry]) -> Iterator[str]:
     yield from problem.notes(first.config)
     if not first.resume:  # a run that is resumed keeps its metrics
         yield from metrics_note(first.config)
+    else:
+        yield from dict.fromkeys(filter(None, map(versions_of, entries)))
     if first.validation_reason is not None and not first.resume:
         yield first.validation_reason
     yield from _objective(entries)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedconcord.execution.run.folder import read_description
+from fedconcord.execution.run.folder import read_description, versions
 from fedconcord.execution.run.tables import COUNTERS, PRIVATE, rows_of
 from fedconcord.study.runs.events import Entry, Finished
 from fedconcord.study.settings.contents import contents
@@ -172,7 +172,7 @@ def resumed(
     return was, config
 
 
-def refuse_another(entry: Entry) -> None:
+def refuse_other(entry: Entry) -> None:
     """Refuse fewer rounds than a run has done, and other content of its files than it began with.
 
     Raises:
@@ -188,6 +188,16 @@ def refuse_another(entry: Entry) -> None:
     for key, (path, digest) in contents(entry.config).items():
         if saved.get("files", {}).get(key, digest) != digest:
             raise UserError(f"{path} ({key}) has changed since {entry.folder} began; put it back, or start anew")
+
+
+def versions_of(entry: Entry) -> str | None:
+    """What has another version now than when a run that has rounds to do began; None where nothing has."""
+    saved = read_description(entry.folder) if (entry.folder / "run.json").exists() else {}
+    if saved.get("rounds_done", 0) >= entry.config.rounds:
+        return None
+    pairs = [(name, saved.get("versions", {}).get(name, now), now) for name, now in versions().items()]
+    others = [f"{name} {before}, now {now}" for name, before, now in pairs if before != now]
+    return f"began with {'; '.join(others)}: last bits may differ from a run that never stopped" if others else None
 
 
 def settle(path: Path, request: Mapping[str, Any], way: str) -> None:
