@@ -213,6 +213,10 @@ def test_advice_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> 
         ),
         (lambda: fedconcord.audit(["fedavg"], data="digits", rounds=3), "audit has no argument 'rounds'"),
         (lambda: fedconcord.audit(data="digits"), "a comparison needs methods"),
+        (
+            lambda: fedconcord.run("fedavg", data="digits", callbacks=fedconcord.TensorBoard()),
+            r"callbacks must be a list such as \[fedconcord.TensorBoard\(\)\], given <",
+        ),
         (lambda: fedconcord.arena(["fedavg"], seeds=[1000]), "seed 1000 is one that trials are tuned on"),
         (lambda: fedconcord.arena(["fedavg"], budget=0), "budget must be an integer >= 1, given 0"),
         (lambda: fedconcord.arena(federations=["holt"]), r"there is no federation 'holt' \(did you mean 'hold'\?\)"),

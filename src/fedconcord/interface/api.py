@@ -122,8 +122,10 @@ def requested(
     """A request that may be carried out.
 
     Raises:
-        UserError: there is no folder to trust, or a tracker cannot work.
+        UserError: there is no folder to trust, a tracker cannot work, or callbacks are no list.
     """
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks must be a list such as [fedconcord.TensorBoard()], given {callbacks!r}")
     if trust:
         folders.trust(resume)
     check(sources)
