@@ -109,11 +109,16 @@ def _course(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
         yield text, 9.0
 
 
+def _away(diagnosis: Diagnosis) -> float:
+    """The share of clients that took part in no round, of those that were run."""
+    return float((diagnosis.history.last < 0).mean()) if diagnosis.history.rounds else 0.0
+
+
 def _aim(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
     aim, method = diagnosis.aim, job.algorithm.identity.method
     average_miss, method_miss = aim.miss(aim.plain), aim.miss(aim.own)
     low, high = aim.steps.min(), aim.steps.max()
-    work = f"from {compact(float(low))} to {compact(float(high))} local steps a round"
+    work, away = f"from {compact(float(low))} to {compact(float(high))} local steps a round", _away(diagnosis)
     if method_miss is not None and method_miss > MISSED and isinstance(aim.own, Surrogate):
         ratio = aim.own.w / aim.p
         top, least = int(ratio.argmax()), int(ratio.argmin())
@@ -134,7 +139,8 @@ def _aim(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
     elif average_miss is not None and average_miss > MISSED and method_miss is not None:
         text = (
             f"A plain average would go down another objective on this work ({work}, chi-square {average_miss:.2f}); "
-            f"{method} keeps the true weights (chi-square {compact(method_miss, '.1e') if method_miss > 1e-9 else 0})."
+            f"{method} keeps the true weights (chi-square {compact(method_miss, '.1e') if method_miss > 1e-9 else 0}), "
+            f"of clients that take part{f'; {percent(away)} took part in no round' if away > 0 else ''}."
         )
         yield text, 0.5 * _over(average_miss, MISSED)
 
@@ -154,8 +160,8 @@ def _skew(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
             "client, or personalise (eval.personalise)."
         )
         yield text, 0.3 + 0.3 * _over(features.share, FEATURES)
-    away = float((diagnosis.history.last < 0).mean())
-    if diagnosis.history.rounds and away > AWAY:
+    away = _away(diagnosis)
+    if away > AWAY:
         yield f"{percent(away)} of the clients took part in none of the {diagnosis.history.rounds} rounds.", 0.2
 
 
@@ -174,6 +180,8 @@ def _times(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
     remark, weight = "", 0.0
     if waiting > WAITS:
         remark = "; a deadline (--set deadline), or local work by seconds (local.seconds), gives it to training"
+        if schedule_of(job).deadline is not None:
+            remark = "; a shorter deadline, or local work by seconds (local.seconds), gives it to training"
         weight = 0.5 + _over(float(waiting), WAITS)
     elif down + up > compute:
         remark, weight = "; links are what costs: more local steps, or compressed messages (--upload)", 0.4
@@ -211,8 +219,8 @@ def _drift(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
         yield text, 1.0
     elif look.drift.ratio > APART:
         text = (
-            f"After round {look.round} clients end {look.drift.ratio**0.5:.1f} times as far from each other as their "
-            f"mean moves; {removes}."
+            f"After round {look.round} clients end {look.drift.ratio**0.5:.1f} times as far from their mean as it "
+            f"moves; {removes}."
         )
         yield text, 0.5
     along = rank_correlation(look.drift.move, look.steps)

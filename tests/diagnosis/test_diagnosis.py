@@ -516,6 +516,23 @@ def test_few_clients_with_more_steps_are_named() -> None:
     assert "goes down another objective" in aim[0]
 
 
+def test_weights_are_of_those_who_take_part_and_a_deadline_may_be_shorter() -> None:
+    """FedNova weighs as it should, and clients with too many steps for the deadline are in no round."""
+    devices = clock.equal(step=1.0, up=1e3, down=1e3, latency=0.5)
+    job = job_of(METHODS["fednova"](), devices=devices, deadline=5.0)
+    said = [one.text for one in findings.findings(job, course.diagnose(job, (3,)))]
+    away = sum(2 * (8 * 8 / 1e3 + 0.5) + steps > 5 for steps in STEPS)
+    assert 0 < away < 6
+    [aim] = [text for text in said if "keeps the true weights" in text]
+    assert aim.endswith(f"of clients that take part; {100 * away / 6:.0f} % took part in no round.")
+    [times] = [text for text in said if "waiting for the slowest" in text]
+    assert "a shorter deadline" in times
+    free = job_of(METHODS["fednova"](), devices=devices)
+    said = [one.text for one in findings.findings(free, course.diagnose(free, (3,)))]
+    assert any(text.endswith("of clients that take part.") for text in said)
+    assert any("a deadline (--set deadline)" in text for text in said)
+
+
 def test_a_diverged_run_says_so() -> None:
     job = job_of(METHODS["fedavg"](), lr=1e200, work=per_client([9] * 6))
     found = course.diagnose(job, (0, 3))

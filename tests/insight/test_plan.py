@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -157,6 +158,15 @@ def test_rows_by_how_often_clients_come() -> None:
     assert rows(cohort=10**5).most == 10**15  # at the clients it is no sum on one machine
 
 
+def test_what_servers_send_up_costs_as_what_they_send_down() -> None:
+    of = federation()._replace(prices={"gb": 1.0})
+    plan = planned(sizes_of("fedavg", make("fedavg"), of), of)
+    way = plan.layouts[plan.best]
+    assert len(way.tiers) > 1
+    sent = sum(tier.bytes_down for tier in way.tiers) + sum(tier.bytes_up for tier in way.tiers[1:])
+    assert plan.hourly["gb"] == pytest.approx(sent / 1e9 * 3600 / way.seconds)
+
+
 def test_what_cannot_be_had_is_said() -> None:
     of = federation()
     plan = planned(sizes_of("vrlsgd", make("vrlsgd"), of), of)
@@ -164,6 +174,9 @@ def test_what_cannot_be_had_is_said() -> None:
     assert plan.replies is None
     plan = planned(sizes_of("scaffold", make("scaffold"), of), of)
     assert (plan.replies, plan.ports) == (pytest.approx(10**4 / 19.3), 9)
+    plan = planned(sizes_of("fedcm", make("fedcm"), of), of)  # two vectors down, and one up
+    assert plan.replies is not None
+    assert plan.ports == math.ceil(plan.replies * 2 * 10**7 / (1.25 * 10**9))
     _, median = read_algorithm("fedavg(aggregate=median)")
     assert len(planned(sizes_of("median", median, of), of).layouts) == 1
 

@@ -202,6 +202,15 @@ def test_no_method_that_ends_is_cut_away(tmp_path: Path) -> None:
     assert low < 0.35
 
 
+def test_a_figure_of_which_more_is_better_is_shown_whole(tmp_path: Path) -> None:
+    """F1 ends at many times its start, where a loss that did so would leave the axis."""
+    curve = np.linspace(0.05, 0.91, 11).tolist()
+    write_run(tmp_path, "m", 0, {"test_macro_f1": curve, "test_accuracy": curve})
+    drawn = by_axis(summarise(load_runs([tmp_path])), metric_of("test_macro_f1"), "round")
+    assert drawn.draw(True).axes[0].get_ylim()[1] > 0.91
+    assert "leaves" not in drawn.caption
+
+
 def test_an_axis_that_the_curves_fill_is_not_cut(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "a", 0, {"test_accuracy": np.linspace(0.1, 0.9, 50).tolist()})
     _, caption = axis_of(summarise(load_runs([tmp_path])))

@@ -145,3 +145,44 @@ def test_there_is_no_verdict_on_rows_that_were_trained_on_or_on_a_few(
     (said,) = sentences(w)
     assert said.startswith(f"Whether federation is worth it is not said: {why}")
     assert client_sentences(w) == ()
+
+
+def within(outputs: Any, targets: Any) -> float:
+    """A metric of one's own, of which more is better, as its name does not say."""
+    return float((outputs.argmax(-1) == targets).double().mean())
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 20 clients six take part, so that the others are known under the federated and the pooled model alone."""
+    out = tmp_path_factory.mktemp("few") / "out"
+    fedconcord.compare(
+        ["fedavg"], data="digits", clients=20, cohort=2, rounds=3, lr=0.3, model="logreg", seeds=[0], out=out,
+        baselines=["local", "pooled"], metrics=[within, "accuracy"], settings={"validation": 0.2, "eval.clients": True},
+    )  # fmt: skip
+    return out
+
+
+def test_means_are_of_the_clients_that_the_gain_is_of(few: Path) -> None:
+    _, w = read(few)
+    assert w.alone is not None
+    assert w.pooled is not None
+    took_part = ~np.isnan(cells(few / "local", w.metric.column)[0])
+    assert 0 < took_part.sum() < 20
+    for model in (w.alone, *w.methods, w.pooled):
+        assert model.mean == pytest.approx(cells(few / model.name, w.metric.column)[0][took_part].mean())
+    assert w.methods[0].mean - w.alone.mean == pytest.approx(w.gains[0].mean.mean)
+    assert "over clients that took part: alone" in sentences(w)[0]
+
+
+def test_a_metric_of_ones_own_is_read_as_it_says_of_itself(few: Path) -> None:
+    summary, w = read(few)
+    assert (w.metric.column, w.metric.higher) == ("within", True)
+    better = cells(few / "fedavg", "within")[0] > cells(few / "local", "within")[0]
+    assert w.gains[0].more == better.sum()
+    (run,) = (run for m in summary.methods for run in m.runs)
+    judged = run.head.clients_judged
+    assert judged is not None
+    assert judged["metric"] == "accuracy" or judged["worst_decile"] <= judged["best_decile"]
+    spread = judged if judged["metric"] == "within" else judged["others"]["within"]
+    assert spread["worst_decile"] < spread["best_decile"]

@@ -227,6 +227,10 @@ def test_names_of_outputs_are_used(runs: Path, tmp_path: Path) -> None:
         (lambda p: (p / "x.npy").write_bytes(b"not numpy"), "cannot read"),
         (lambda p: (p / "x.csv").write_text("1,2,3\n"), "row 0 has 3 columns, and the model takes 64"),
         (lambda p: (p / "x.csv").write_text("0," * 63 + "0\n" + "0," * 63 + "blue\n"), "row 1 holds 'blue'"),
+        (
+            lambda p: (p / "x.csv").write_text(",".join(map(str, range(64))) + "\n"),
+            r"begins with 0,1,...: leave that head",
+        ),
         (lambda p: (p / "x.pkl").write_bytes(b""), "is none of .npy"),
         (lambda p: (p / "x").mkdir(), "holds no image"),
         (lambda p: Image.new("L", (9, 8)).save(p / "x.png"), "is 9x8 pixels, and the model takes 8x8"),

@@ -103,6 +103,12 @@ def test_identical_clients_are_not_extrapolated(method: str) -> None:
     assert np.ptp(plain, axis=0).min() > 1e-3
 
 
+def test_a_server_step_of_the_methods_own_is_refused() -> None:
+    """The rule's denominator is the method's step, so that half of it would be twice as long as FedExP's."""
+    with pytest.raises(UserError, match="extrapolation finds the server's step; leave the method's server_lr at 1"):
+        with_server(METHODS["fedavg"](server_lr=0.5), extrapolation())
+
+
 def test_one_client_is_fedavg() -> None:
     paths = []
     for algorithm in METHODS["fedavg"](), METHODS["fedexp"]():

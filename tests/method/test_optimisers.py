@@ -385,6 +385,28 @@ def test_moments_that_travel_are_not_compressed() -> None:
         assert why(optimiser) is None
 
 
+def test_vectors_that_are_sent_as_they_are_are_not_compressed() -> None:
+    """Errors of what replaces the server's vector do not cancel, as those of changes do."""
+    everyone = Population(8, torch.full((8,), 1 / 8, dtype=torch.float64))
+    for method, what in ("mfl", "momentum as it is"), ("fedsmoo", "duals as they are"):
+        why = with_uploads(METHODS[method](), quantise()).refuse(everyone, 5)
+        assert why is not None
+        assert "compressed uploads need changes" in why
+        assert what in why
+
+
+def test_clients_own_models_say_their_step_size_under_an_optimiser() -> None:
+    """They take plain steps: of AdamW's size, a hundredth of SGD's, they hardly move."""
+    everyone = Population(8, torch.full((8,), 1 / 8, dtype=torch.float64))
+    for method in METHODS["ditto"], METHODS["apfl"]:
+        why = with_optimiser(method(), adamw()).refuse(everyone, 8)
+        assert why == (
+            "the method cannot have local.optimiser, as clients' own models take plain steps, whose size it must say: "
+            "set lr"
+        )
+        assert with_optimiser(method(lr=0.1), adamw()).refuse(everyone, 8) is None
+
+
 # -- the same on every engine, and after a resume -------------------------------------------------------------------
 
 EVERYWHERE = {"adamw": adamw(state="kept"), "muon": muon(state="kept"), "lion": lion(state="kept"), "sign": sign()}

@@ -18,7 +18,7 @@ from fedconcord.insight.report.results_page import rank_words
 from fedconcord.study.statistics.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.study.statistics.metric import Metric
 from fedconcord.study.statistics.ranks import Ranks
-from fedconcord.study.statistics.stats import ALPHA, interval
+from fedconcord.study.statistics.stats import ALPHA, FEW, interval
 from fedconcord.study.statistics.summary import Reach
 from fedconcord.support import files, grammar, process
 from fedconcord_papers.arena.figures import profile
@@ -253,10 +253,11 @@ def outcomes(result: Result) -> Cells:
     header = ("method", "rounds to target", "ratio", "bytes to target", f"final {metric.title}{percent}", "lead",
               "time a round", "diverged or failed", "settings")  # fmt: skip
     rows = [_outcome(result, one, metric, rounds) for one in order]
+    around = "± 95 % t intervals" if len(order[0].rounds) >= FEW else "[lowest, highest seed]"
     caption = (
         f"Target: {result.goals} ({result.federation.target}), a value a seed; trials were tuned for "
         f"{result.trial_target:.4g} of what judged them. Lead over {_settings(result.reference)}"
-        f"{', a factor' if metric.log else ''}. Means [lowest, highest seed]."
+        f"{', a factor' if metric.log else ''}. Means {around}."
     )
     return _without_empty(header, rows, caption)
 

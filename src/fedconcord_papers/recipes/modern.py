@@ -103,7 +103,8 @@ MODERN = Recipe(
     "round. It proves nothing of their networks. "
     "FedSWA is FedAvg whose steps fall to a tenth within a round, and whose server step may be 1.5; its released code "
     "averages as FedAvg does, and its steps fall to 0 from twice the step size. FedAdamW's second moments travel "
-    "whole, where the paper sends means by block. DiLoCo's workers are all clients there, a tenth a round here. "
+    "whole, where the paper sends means by block, and no weights decay, where it and Liu et al.'s FedMuon decay them "
+    "by 0.01. DiLoCo's workers are all clients there, a tenth a round here. "
     "FedMuon, corrected, is Takezawa et al.'s (2509.26337), whose server step is |A| / N = 0.1; the other is Liu et "
     "al.'s (2510.27403). What FedLESAM's code does is another method (docs/published.md). Claims 6 to 8 are ours.",
     headline=Headline(ACCURACY.name, "fmnist_dir01", ("FedAvg", "SCAFFOLD", "FedAdamW", "SCAFFOLD, AdamW", "FedMuon")),

@@ -345,6 +345,7 @@ class Scores(NamedTuple):
     overall: Mapping[str, float] = MappingProxyType({})  # metrics that are no mean over samples, of all samples
     # metric -> [N] how much each client counts in the mean of all: its samples, where it is not here
     counts: Mapping[str, np.ndarray] = MappingProxyType({})
+    higher: Mapping[str, bool] = MappingProxyType({})  # whether more of a metric is better; by its name, if not here
 
 
 def probe(n: int, train_samples: int, device: torch.device) -> Tensor:

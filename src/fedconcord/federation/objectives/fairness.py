@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,14 @@ from fedconcord.method.contract import Problem
 from fedconcord.support import files, sums
 from fedconcord.support.spread import Spread, spread
 
+NOTHING: Mapping[str, bool] = MappingProxyType({})
 
-def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better, by its name: of those that are listed, and of accuracies."""
+
+def higher_is_better(metric: str, of_own: Mapping[str, bool] = NOTHING) -> bool:
+    """Whether more of a metric is better: as it says itself, else by its name, of those that are listed and of
+    accuracies."""
     known = METRICS.get(metric.partition("_at_")[0])
-    return metric.endswith("accuracy") if known is None else known.higher
+    return of_own.get(metric, metric.endswith("accuracy") if known is None else known.higher)
 
 
 def main_metric(scores: Scores) -> str:
@@ -44,7 +48,7 @@ def look(problem: Problem, x: Tensor) -> Scores | None:
 def row(round: int, scores: Scores) -> dict[str, Any]:
     """A line of fairness.csv."""
     metric = main_metric(scores)
-    return {"round": round, **spread(scores.values[metric], higher_is_better(metric))._asdict()}
+    return {"round": round, **spread(scores.values[metric], higher_is_better(metric, scores.higher))._asdict()}
 
 
 def description(round: int, scores: Scores, after: Scores | None) -> dict[str, Any]:
@@ -58,20 +62,24 @@ def description(round: int, scores: Scores, after: Scores | None) -> dict[str, A
         "without_samples": int((~has).sum()),
         **({"never_trained": int((has & ~known).sum())} if (has & ~known).any() else {}),
         "metric": metric,
-        **spread(scores.values[metric], higher_is_better(metric))._asdict(),
+        **spread(scores.values[metric], higher_is_better(metric, scores.higher))._asdict(),
     }
     others = {name: values for name, values in scores.values.items() if name not in ("loss", metric)}
     if others:
         summary["others"] = {name: _other(name, values, scores) for name, values in others.items()}
     if after is not None:
-        summary["personalised"] = spread(after.values[metric], higher_is_better(metric))._asdict()
+        summary["personalised"] = spread(after.values[metric], higher_is_better(metric, scores.higher))._asdict()
     return summary
 
 
 def _other(name: str, values: np.ndarray, scores: Scores) -> dict[str, Any]:
     """Another metric: over all samples, the spread over the clients where it is defined, and how many those are."""
     overall = {"overall": scores.overall[name]} if name in scores.overall else {}
-    return {**overall, **spread(values, higher_is_better(name))._asdict(), "defined": int((~np.isnan(values)).sum())}
+    return {
+        **overall,
+        **spread(values, higher_is_better(name, scores.higher))._asdict(),
+        "defined": int((~np.isnan(values)).sum()),
+    }
 
 
 def write(

@@ -103,9 +103,8 @@ def own_figures(problem: Supervised, models: Models) -> Scores:
     whole = [torch.cat(part) for part in zip(*parts, strict=True)][1:]  # outputs and truth, if any
     overall = {m.name: _value(m, *whole) for m in problem.others} if whole else {}
     counts = means.tallies(problem.judged, problem.loss_of, problem.target)
-    return Scores(
-        problem.judged.split, np.diff(offsets), dict(zip(names, table.T.copy(), strict=True)), overall, counts
-    )
+    values, higher = dict(zip(names, table.T.copy(), strict=True)), {m.name: m.higher for m in problem.metrics}
+    return Scores(problem.judged.split, np.diff(offsets), values, overall, counts, higher)
 
 
 def figure_names(problem: Supervised) -> list[str]:

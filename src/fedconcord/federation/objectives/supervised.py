@@ -362,7 +362,8 @@ class Supervised:
             counts = means.tallies(self.judged, self.loss_of, self.target)
             averages = {name: means.by_client(values, offsets, counts[name]) for name, values in each.items()}
             overall = {metric.name: metric.value(*pair) for metric in self.overall}
-            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), averages, overall, counts)
+            higher = {metric.name: metric.higher for metric in self.metrics}
+            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), averages, overall, counts, higher)
         return self._looked[1]
 
     @cached_property

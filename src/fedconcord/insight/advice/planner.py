@@ -274,13 +274,14 @@ def planned(sizes: Sizes, of: Federation) -> Planned:
     best = good[0] if good else min(range(len(layouts)), key=lambda k: layouts[k].seconds)
     rows = rows_of(sizes, of) if sizes.row else None
     replies = of.cohort / client if sizes.clock is None and client else None
-    ports = None if replies is None else math.ceil(replies * sizes.cost.up / of.port)
+    busiest = max(sizes.cost.up, sizes.cost.down + sizes.cost.settled, 1)
+    ports = None if replies is None else math.ceil(replies * busiest / of.port)
     way = layouts[best]
-    bytes_sent, an_hour = sum(tier.bytes_down for tier in way.tiers), SECONDS_AN_HOUR / way.seconds
+    sent_up = sum(tier.bytes_up for tier in way.tiers[1:])  # by the servers below
+    bytes_sent, an_hour = sent_up + sum(tier.bytes_down for tier in way.tiers), SECONDS_AN_HOUR / way.seconds
     store_gb = rows.expected / 1e9 if rows is not None and of.is_stored else 0.0
     amounts = {"server": way.servers, "gb": bytes_sent / 1e9 * an_hour, "store": store_gb / HOURS_A_MONTH}
     hourly = {name: price * amounts[name] for name, price in of.prices.items()}
-    busiest = max(sizes.cost.up, sizes.cost.down + sizes.cost.settled, 1)
     enough = int(of.port * client / busiest)
     return Planned(sizes, client, enough, layouts, best, rows, replies, ports, hourly)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +37,8 @@ class Model(NamedTuple):
 
     name: str
     by_seed: Mapping[int, Array]  # seed -> [N] a client's figure; NaN: without samples, or it never took part
-    mean: float  # over clients, then seeds
-    samples: float  # over all held-out samples, then seeds
+    mean: float  # over clients that took part, then seeds
+    samples: float  # over all held-out samples of these, then seeds
     worst_decile: float  # mean over seeds
     tested: float  # the ranking metric on the test set, last evaluated, mean over seeds
 
@@ -123,12 +124,20 @@ def worth(s: Summary) -> Worth | None:
     column = s.primary.column.removeprefix("test_").removeprefix("validation_")
     if column not in figures:  # a loss, which every client has, of methods that are ranked by what no client has
         column = (judged[0].head.clients_judged or {})["metric"]
-    metric, first = metric_of(column), tables_of[next(iter(groups))]
+    own = {str(entry["column"]).removeprefix("test_"): bool(entry["higher"]) for entry in judged[0].head.ranking}
+
+    def read(name: str) -> Metric:
+        """As the run says of a metric of one's own, whose name does not tell whether more is better."""
+        return replace(metric_of(name), higher=own.get(name, metric_of(name).higher))
+
+    metric, first = read(column), tables_of[next(iter(groups))]
     samples = {seed: _column(first[seed], "samples") for seed in seeds}
     names = tuple(first[seeds[0]]["name"])
     sites = any(names) and len(names) <= SITES
     counted = np.mean([*samples.values()], 0) >= (ROWS if sites else 0)
-    models = {name: _model(name, runs, tables_of[name], metric, s.primary, counted) for name, runs in runs_of.items()}
+    local = [tables_of[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
+    known = {seed: counted & _known([of[seed] for of in local], column, len(names)) for seed in seeds}
+    models = {name: _model(name, runs, tables_of[name], metric, s.primary, known) for name, runs in runs_of.items()}
     sign = 1 if metric.higher else -1
     alone, pooled = (
         max(
@@ -155,18 +164,25 @@ def worth(s: Summary) -> Worth | None:
         judged[0].head.majority if metric.column == "accuracy" else None,
     )
     order = [column, *(name for name in figures if name != column)]
-    by_model = [[*tables_of[m.name].values()] for m in w.models]
-    return w._replace(more=tuple(_figures(metric_of(name), by_model, counted) for name in order))
+    by_model = [tables_of[m.name] for m in w.models]
+    return w._replace(more=tuple(_figures(read(name), by_model, known) for name in order))
 
 
 Table = Mapping[str, Sequence[str]]
 """Column -> cells of clients.csv."""
 
 
-def _figures(metric: Metric, by_model: Sequence[Sequence[Table]], counted: Array) -> Figures:
-    values = [np.stack([_column(table, metric.column) for table in tables]) for tables in by_model]
-    means = tuple(float(np.mean([mean_of(v[counted]) for v in one])) for one in values)
-    return Figures(metric, means, tuple(np.array([mean_of(v) for v in one.T]) for one in values))
+def _known(local: Sequence[Table], column: str, clients: int) -> Array:
+    """Whose figures means are of: who took part, so that it is known alone; all where that is nobody."""
+    known = np.all([np.ones(clients, bool), *(~np.isnan(_column(table, column)) for table in local)], axis=0)
+    return np.asarray(known if known.any() else ~known)
+
+
+def _figures(metric: Metric, by_model: Sequence[Mapping[int, Table]], known: Mapping[int, Array]) -> Figures:
+    values = [{seed: _column(table, metric.column) for seed, table in tables.items()} for tables in by_model]
+    means = tuple(float(np.mean([mean_of(v[known[seed]]) for seed, v in one.items()])) for one in values)
+    each = tuple(np.array([mean_of(v) for v in np.stack([*one.values()]).T]) for one in values)
+    return Figures(metric, means, each)
 
 
 def _column(table: Table, name: str) -> Array:
@@ -174,22 +190,27 @@ def _column(table: Table, name: str) -> Array:
 
 
 def _model(
-    name: str, runs: Sequence[Run], tables: Mapping[int, Table], metric: Metric, primary: Metric, counted: Array
+    name: str,
+    runs: Sequence[Run],
+    tables: Mapping[int, Table],
+    metric: Metric,
+    primary: Metric,
+    counted: Mapping[int, Array],
 ) -> Model:
     by_seed = {seed: _column(table, metric.column) for seed, table in tables.items()}
     weights = {seed: _column(table, "samples") for seed, table in tables.items()}
     weighted = [
         float(np.average(v[known], weights=weights[seed][known]))
-        if (known := counted & ~np.isnan(v)).any()
+        if (known := counted[seed] & ~np.isnan(v)).any()
         else math.nan
         for seed, v in by_seed.items()
     ]
     return Model(
         name,
         by_seed,
-        float(np.mean([mean_of(v[counted]) for v in by_seed.values()])),
+        float(np.mean([mean_of(v[counted[seed]]) for seed, v in by_seed.items()])),
         float(np.mean(weighted)),
-        float(np.mean([spread(v[counted], metric.higher).worst_decile for v in by_seed.values()])),
+        float(np.mean([spread(v[counted[seed]], metric.higher).worst_decile for seed, v in by_seed.items()])),
         float(np.mean([r.metrics[primary.column][-1] if primary.column in r.metrics else math.nan for r in runs])),
     )
 
@@ -259,7 +280,10 @@ def sentences(w: Worth) -> tuple[str, ...]:
         "" if levels_text("samples") == levels_text("mean") else f"; over all their samples: {levels_text('samples')}"
     )
     always = f"; always answering {w.majority[0]} {100 * w.majority[1]:.1f} %" if w.majority else ""
-    means = f"Mean {w.metric.title} over {_who(w)}: {levels_text('mean')}{samples}{always}."
+    absent = w.alone is not None and any(
+        (np.isnan(v) & ~np.isnan(m.by_seed[seed])).any() for seed, v in w.alone.by_seed.items()
+    )
+    means = f"Mean {w.metric.title} over {_who(w)}{' that took part' * absent}: {levels_text('mean')}{samples}{always}."
     if w.alone is None:
         return (means,)
     g = w.gains[0]

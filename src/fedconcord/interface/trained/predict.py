@@ -289,6 +289,8 @@ def _table(card: Mapping[str, Any], path: Path) -> np.ndarray:
     if rows and not all(_is_number(cell) for cell in rows[0]):
         rows = rows[1:]
     columns = math.prod(card["shape"])
+    if rows and columns > 1 and rows[0] == [str(k) for k in range(columns)]:
+        raise UserError(f"{path} begins with 0,1,...: leave that header out (pandas: header=False), or give it names")
     for i, row in enumerate(rows):
         if len(row) != columns:
             raise UserError(f"{path}: row {i} has {len(row)} columns, and the model takes {columns} numbers")

@@ -123,5 +123,5 @@ def mfl(
         weights=weights,
         phases=Phases(asynchronous="damped"),
         step=Step(fixed=True),
-        facts=Facts(group="client momentum"),
+        facts=Facts(group="client momentum", unfit=(("upload", "its clients send their momentum as it is"),)),
     )

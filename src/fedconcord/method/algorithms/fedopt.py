@@ -6,7 +6,7 @@ FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2, from m = 0 a
     m <- beta1 m + (1 - beta1) Delta,   x <- x + lr m / (sqrt(v) + tau), with
     v <- beta2 v + (1 - beta2) Delta^2                               FedAdam
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)                   FedYogi
-    v <- v + Delta^2                                                 FedAdagrad
+    v <- v + Delta^2                                                 FedAdagrad; beta1 is 0 in the paper's experiments
 FedExP: Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1:
     x <- x + max(1, sum_A w_i ||Delta_i||^2 / (2 (||Delta||^2 + eps))) Delta.
 What their options are for, how weights enter FedExP's rule and its deviations from the released code are in

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedconcord.method.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.method.algorithms.feddyn import Alpha, feddyn
-from fedconcord.method.contract import Algorithm, Ascent, Client, Cohort, Constant, Done, Local, Phases, Pull
+from fedconcord.method.contract import Algorithm, Ascent, Client, Cohort, Constant, Done, Facts, Local, Phases, Pull
 from fedconcord.method.contract.identity import definition
 
 
@@ -80,6 +80,7 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         finish=finish,
         contribute=lambda up, sender, cohort: Sums(sender.w * up.move, sender.p * up.move, sender.w * up.mu),
         update=update,
+        facts=Facts(unfit=(("upload", "its clients send their duals as they are"),)),
         phases=Phases(),  # not asynchronous: nobody has shown what age does to the perturbations' common part
     )
     return sharpness_aware(smoothed, radius)

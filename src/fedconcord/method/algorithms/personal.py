@@ -39,7 +39,7 @@ from fedconcord.method.algorithms.fedavg import ServerLR, WeightsOption, fedavg
 from fedconcord.method.contract import Algorithm, Client, Done, Facts, Local, Needs, model_of
 from fedconcord.method.contract.identity import definition
 from fedconcord.method.contract.nested import Beside, Look, Moreau
-from fedconcord.method.wrappers.ditto import OwnLR, Pulled, with_ditto
+from fedconcord.method.wrappers.ditto import PLAIN, OwnLR, Pulled, with_ditto
 from fedconcord.support.errors import UserError
 from fedconcord.support.factories import Search
 from fedconcord.support.parameters import Chance, NotNegative, Positive, about
@@ -92,7 +92,7 @@ def apfl(
         init_client=lambda x: Mixed(x, x.new_full((1,), alpha)),
         client_model=lambda row, x: torch.addcmul(x, row.v - x, row.share),
         needs=Needs(x0=True, lr=lr is None or alpha_lr is None),
-        facts=Facts(group=GROUP),
+        facts=Facts(group=GROUP, unfit=(PLAIN,) if lr is None else ()),
     )
 
 

@@ -242,7 +242,6 @@ class Step(NamedTuple):
     regularise: Literal["local", "server"] = "local"
     fixed: bool = False
     optimiser: str | None = None
-    moments: bool = False
     code: Code | None = None
     addition: Callable[[Tree], Tensor] | None = None
     term: Term | None = None

@@ -19,7 +19,7 @@ Remedy = Literal["unequal work", "drift", "dissimilar gradients", "stale memory"
 lie closer together. dissimilar gradients: each client's direction is corrected. stale memory: what an absent client
 remembers moves as well."""
 
-Unfit = Literal["server", "repeats", "step_schedule", "tolerance", "weight_decay"]
+Unfit = Literal["server", "repeats", "step_schedule", "tolerance", "weight_decay", "optimiser", "upload"]
 """What a method's sums or counts cannot go with: a server optimiser, a client twice in a cohort, local settings."""
 
 

@@ -13,9 +13,9 @@ much longer. With `align` the server sends the mean direction of the last round 
 and every step moves along it behind the optimiser, where it corrects nothing: the fixed points are the optimiser's own.
 
 FedAdamW: Liu et al., AAAI 2026 (arXiv 2510.27486), Algorithm 1: x <- x - eta (m^ / (sqrt(v^) + eps) + align D), m anew,
-m^ by the steps of the round and v^ by all: `adamw(second=oracle,state=shared_second,align=0.5)`. v travels whole, as in
-its code; the paper sends a mean by block. That code corrects m by all steps too, which makes the first ones of a round
-ten times too short, and loads v only where a gradient is left over from before.
+m^ by the steps of the round and v^ by all: `adamw(second=oracle,state=shared_second,align=0.5)`, there and in
+the other FedMuon's code with decay=0.01. v travels whole, as in its code; the paper sends a mean by block. It corrects
+m by all steps too, so that the first of a round are ten times too short, and loads v only where a gradient is left.
 FedMuon, of Takezawa et al., ICLR 2026 (arXiv 2509.26337), Algorithm 1: T of m_i - c_i + c, c_i the momentum that client
 i ended its last round with and c their mean over all clients: `muon(state=corrected)`. T is of 0 at the optimum, so the
 steps are exact. Their server step is |A| / N.
@@ -66,6 +66,7 @@ from fedconcord.support.parameters import BelowOne, NotNegative, Positive, about
 States = Literal["reset", "kept", "shared", "shared_second", "corrected"]
 SAID = "moments between rounds: reset, anew in every round; kept, in the client's state; shared, the clients' mean"
 EQUAL: tuple[Unfit, str] = "step_schedule", "align divides a move by its steps as if all were equally long"
+SHARED: tuple[Unfit, str] = "upload", "moments that clients share are no changes, as those of state=kept without align"
 State = Annotated[Literal["reset", "kept", "shared"], about(SAID)]
 Align = Annotated[BelowOne, about("share of the last round's mean direction in every step, behind the optimiser")]
 Decay = Annotated[NotNegative, about("decoupled weight decay, times the step size")]
@@ -245,6 +246,8 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         return lifted.update(server, total.inner, cohort)._replace(common=tuple(news))
 
     def refuse(population: Population, cohort: int) -> str | None:
+        if why := dict(algorithm.facts.unfit).get("optimiser"):
+            return f"the method cannot have local.optimiser, as {why}"
         if needs.normaliser and not needs.mean_gradient:
             return (
                 f"the method divides by ||a_i||_1, which steps of {optimiser.identity.name or 'this optimiser'} do not "
@@ -274,10 +277,10 @@ def with_optimiser(algorithm: Algorithm, optimiser: LocalOptimiser, matrices: tu
         update=update if is_common else lifted.update,
         refuse=refuse,
         needs=needs._replace(normaliser=needs.normaliser and not needs.mean_gradient, lr=needs.lr or share > 0),
-        facts=lifted.facts._replace(unfit=(*lifted.facts.unfit, *([EQUAL] if share > 0 else []))),
-        step=lifted.step._replace(
-            optimiser=optimiser.identity.name or "an optimiser of its own", moments=is_shared or share > 0
+        facts=lifted.facts._replace(
+            unfit=(*lifted.facts.unfit, *[EQUAL] * (share > 0), *[SHARED] * (is_shared or share > 0))
         ),
+        step=lifted.step._replace(optimiser=optimiser.identity.name or "an optimiser of its own"),
     )
 
 

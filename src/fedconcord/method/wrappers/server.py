@@ -247,6 +247,10 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
             f"{what}, and the length would not be; use another server optimiser"
         )
     if stretch is not None:
+        if dict(algorithm.identity.parameters).get("server_lr", 1.0) != 1.0:  # it would be divided out again
+            raise UserError(
+                f"server {optimizer.identity.name} finds the server's step; leave the method's server_lr at 1"
+            )
         algorithm = _measured(algorithm)
 
     lifted = lift(algorithm, server=lambda inner, x: Served(inner, optimizer.init(x)))

@@ -195,8 +195,8 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         first = message(algorithm, population.p.new_ones(2))
         if is_packed(first):
             return "the method compresses its own uploads; leave upload at none"
-        if algorithm.step.moments:
-            return "moments that clients share are no changes; leave upload at none, or use state=kept without align"
+        if why := dict(algorithm.facts.unfit).get("upload"):
+            return f"compressed uploads need changes, which errors shrink with, and {why}; leave upload at none"
         if any(bool(v.any()) for v in _vectors(first, 2)):
             return (
                 "compressed uploads need a method whose clients send changes, and this one sends whole models, whose "

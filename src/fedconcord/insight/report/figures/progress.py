@@ -22,7 +22,7 @@ def by_axis(s: Summary, metric: Metric, axis: str) -> Drawing:
     runs = [r for m in s.methods for r in m.runs]
     floor, low = log_floor(runs, [metric.column]), bottom(s, metric)
     log = floor is not None
-    cap = None if metric.percent else ceiling(runs, [metric.column], log)
+    cap = None if metric.higher else ceiling(runs, [metric.column], log)
     curves = [(m, curve(m.runs, metric.column, axis, floor, cap)) for m in s.methods]
 
     def plot(ax: Axes) -> None:
@@ -117,7 +117,7 @@ def _models(s: Summary, names: list[str]) -> Figure:
     keys = [s.primary.column] + [f"{r.model}:{s.primary.column}" for r in s.second]
     floor = log_floor(runs, keys)
     log = floor is not None
-    cap = None if s.primary.percent else ceiling(runs, keys, log)
+    cap = None if s.primary.higher else ceiling(runs, keys, log)
     for ax, name in zip(axes, names, strict=False):
         m = s.method(name)
         c = style.look(m.index).colour
