@@ -622,6 +622,7 @@ WRONG: dict[str, tuple[Callable[[bytes, bytes], bytes], str]] = {
     "round": (lambda data, before: forged(data, round=77), "another round"),
     "client": (lambda data, before: forged(data, client=0), "another client or method"),
     "steps": (lambda data, before: forged(data, fields={"gradient_steps": -5}), "no whole number"),
+    "many steps": (lambda data, before: forged(data, fields={"gradient_steps": int("9" * 4300)}), "no whole number"),
     "replayed": (lambda data, before: before, "another round"),
     "oversized": (lambda data, before: data + bytes(2**21), "oversized"),
     "cut": (lambda data, before: data[:-3], "damaged"),
@@ -921,6 +922,15 @@ def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(file
 
     [found] = check(here.job, SITES, nonsense, 1.0)
     assert found.startswith("site basel: its answer cannot be used")
+
+    def rows(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"])
+        data = {**frame.fields.get("data", {}), "rows": 10**15}
+        return {**answers, "bern": codec.write(frame._replace(fields={**frame.fields, "data": data}))}
+
+    [found] = check(here.job, SITES, rows, 1.0)
+    assert found.startswith("site bern: its answer cannot be used (FrameError: a field that is no whole number from 0")
 
 
 @pytest.mark.parametrize(

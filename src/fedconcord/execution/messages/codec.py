@@ -145,14 +145,14 @@ def unpack(name: str, frame: Frame, like: Tree, device: torch.device) -> Tree:
     return tree_unflatten(like, leaves)
 
 
-def whole(value: Any) -> int:
-    """A field that must be a whole number >= 0.
+def whole(value: Any, most: int = 2**63 - 1) -> int:
+    """A field that must be a whole number from 0 to `most`.
 
     Raises:
         FrameError: it is something else.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FrameError("a field that is no whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise FrameError(f"a field that is no whole number from 0 to {most}")
     return value
 
 
