@@ -734,6 +734,46 @@ def test_figures_that_are_wrong_are_refused_and_the_others_are_pooled(least_squa
     assert len(here.metrics()) == 3
 
 
+@pytest.mark.parametrize(
+    ("metric", "figure", "value", "why"),
+    [
+        ("rmse", "sums", -1e6, "figures of rmse that no 3 samples have"),
+        ("mae", "sums", 1.7e308, "a number that is not finite"),
+        ("auroc", "sums", 1.7e100, "figures of auroc that no 3 samples have"),
+        ("ece", "sums", 1.7e308, "a number that is not finite"),
+        ("macro_f1", "sums", 4, "figures of macro_f1 that no 3 samples have"),
+        ("accuracy", "losses", -1.7e308, "a number that is not finite"),
+    ],
+)
+def test_figures_that_no_samples_have_are_refused_and_end_no_run(
+    metric: str, figure: str, value: float, why: str, files: Path, tmp_path: Path
+) -> None:
+    """Finite ones, of which the root or the sum with other sites' is no number."""
+    label, other = ("number", "label") if metric in ("rmse", "mae") else ("label", "number")
+    job = with_(BASE, method="fedavg", rounds=2, metrics=[metric], input={"label": [label], "ignore": [other]})
+    here = Federation(job, files, tmp_path)
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"]) if "bern" in answers else Frame("", "", 0, 0)
+        if frame.kind == "judged":
+            said = {k: leaf * 0 + value if figure in k else leaf for k, leaf in frame.tensors.items()}
+            answers["bern"] = codec.write(frame._replace(tensors=said))
+        return answers
+
+    assert here.serve(exchange).status == "complete"
+    assert [site["refused"] for site in here.said()["sites"]] == [{}, {why: 3}, {}]
+    assert all(math.isfinite(float(row[f"test_{metric}"])) for row in here.metrics())
+
+
+def test_metrics_of_impossible_sums_are_no_errors() -> None:
+    """As of a model that diverges: a simulation's perplexity is infinite then."""
+    perplexity, rmse = SUMS["perplexity"].value, SUMS["rmse"].value
+    assert perplexity(np.array([1e6, 1.0]), 1, 1) == perplexity(np.array([1e6, 0.0]), 1, 1) == math.inf
+    assert math.isnan(perplexity(np.array([0.0, 0.0]), 1, 1))
+    assert math.isnan(rmse(np.array([-1.0]), 1, 1))
+
+
 def test_a_model_that_diverges_ends_the_run_as_anywhere(least_squares: Path, tmp_path: Path) -> None:
     job = with_(SQUARES, method="fedavg", rounds=300, local={"lr": 1e30}, eval={"every": 1})
     here = Federation(job, least_squares, tmp_path)
