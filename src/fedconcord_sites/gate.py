@@ -32,6 +32,7 @@ HANDSHAKE = ("hello", "sums", "squares", "setup")
 ROUNDS = ("orders", "ask", "train", "prologue", "join", "settle", "keys", "deal", "agree", "open")
 PREFIX = "judge-"  # of the messages of a sum of figures, beside that which says what is judged
 JUDGING = ("judge", *(f"{PREFIX}{step}" for step in STEPS))
+KINDS = {*HANDSHAKE, *ROUNDS, *JUDGING, "loss"}  # of all messages
 SPARE = 3  # times that a question of a run may come in other words, as of a server that was killed and resumed
 NOISES = ("orders", "train")  # whose answers spend privacy
 EMPTY: ColumnKind = "empty"  # of a column that may be taken for either
@@ -79,6 +80,8 @@ class Gate:
             FrameError: it is refused, in a sentence.
             UserError: the ledger or the file cannot be read.
         """
+        if frame.kind not in KINDS:
+            _refuse("it is of a kind that no server sends")
         bounds.check(frame)
         lines = self.ledger.lines()
         if not self._allowed:
@@ -223,7 +226,8 @@ class Gate:
     def record(self, frame: Frame, data: bytes, answer: bytes, budget: Budget | None) -> None:
         """Put an answer into the ledger, before it leaves."""
         reply = codec.read(answer)
-        line: dict[str, Any] = {"run": frame.method, "round": frame.round, "kind": frame.kind, "answer": reply.kind}
+        line: dict[str, Any] = {"run": words(frame.method, 32), "round": frame.round, "kind": words(frame.kind, 32)}
+        line["answer"] = reply.kind
         line |= {"job": self.job, "file": self.file, "path": str(self.data), "server": self.server}
         line["bytes"] = len(answer)
         if reply.kind == "refused":
@@ -243,6 +247,11 @@ class Gate:
         if budget is not None and frame.kind in NOISES:
             line["epsilon"] = budget.spending.epsilon(frame.round + 1)
         self.ledger.append(line)
+
+
+def words(text: str, most: int) -> str:
+    """A server's words as they are written down and printed: so many characters at most, and none that is no text."""
+    return "".join(one if one.isprintable() else "?" for one in text[:most])
 
 
 def _refuse(why: str | None) -> None:

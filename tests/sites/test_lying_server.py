@@ -1,6 +1,7 @@
 """Servers that lie to an honest site, by the protocol and in process. Each attack is tried on a site whose gate is
 open too, where it works: what it gets otherwise is the gate's doing."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -325,6 +326,28 @@ def test_the_ledger_has_all_that_left(files: Path, tmp_path: Path, capsys: pytes
     assert "2 texts of 'kind'" in out[1]
     assert out[-1] == f"{len(lines)} lines, none changed; the last has the hash {book.head}"
     assert call(["flower", "ledger", str(tmp_path / "bern"), "--contains", "f" * 64]) == 2
+
+
+def test_what_a_lying_server_calls_things_fills_no_ledger(files: Path, tmp_path: Path) -> None:
+    """Kinds, runs and names of fields of any length, and such as no file can hold."""
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    book, told = tmp_path / "bern" / "ledger.txt", list[str]()
+    size, site = book.stat().st_size, one.site()
+    site.tell = told.append
+    run = one.honest["hello"].method
+    for kind, method, fields in (
+        ("x" * 10**6, run, {}),
+        ("\ud800\x1b[2J\n", run, {}),
+        ("hello", "y" * 10**6, {}),
+        ("hello", run, {"clients": 3, "k" * 10**6: math.nan}),
+    ):
+        answer = codec.read(site.answer(codec.write(Frame(kind, method, 0, 0, fields))))
+        assert (answer.kind, len(answer.fields["why"]) <= 300) == ("refused", True)
+    assert book.stat().st_size - size < 4 * 2000
+    assert [line["kind"] for line in Ledger(book).lines()[-4:]] == ["x" * 32, "??[2J?", "hello", "hello"]
+    assert told[:2] == [f"refused ({kind}): it is of a kind that no server sends" for kind in ("x" * 32, "??[2J?")]
+    assert max(map(len, told)) < 400
 
 
 def _changed(lines: list[str]) -> list[str]:
