@@ -93,16 +93,17 @@ def server(settings: str) -> ServerApp:
         from fedconcord_flower.app import edges_of, later_of
         from fedconcord_sites.edge import Edge
         from fedconcord_sites.edges import tops_of
+        from fedconcord_sites.form import has_secret_cohorts, source_of
         from fedconcord_sites.serve import check, serve
 
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
         tell, wait = teller(str(config["events"])), float(config["wait"])
-        exchange = Carrier(GridPost(grid), tell)
         folder, resume = Path(str(config["folder"])), bool(config["resume"])
-        if config["edge"]:
-            return Edge(settings, exchange).attend(Path(str(config["edge"])))
         try:
+            exchange = Carrier(GridPost(grid), tell, not has_secret_cohorts(source_of(settings)))
+            if config["edge"]:
+                return Edge(settings, exchange).attend(Path(str(config["edge"])))
             later, edges = later_of(str(config["later"]), sites), edges_of(str(config["edges"]))
             exchange.gather(tops_of(edges) or [name for name in sites if name not in later], wait)
             if config["check"]:
@@ -154,10 +155,9 @@ def client(settings: str) -> ClientApp:
 def _refusal(message: bytes, why: str) -> bytes:
     """What a site says that cannot answer."""
     from fedconcord.execution.messages import codec
-    from fedconcord.execution.messages.codec import Frame
 
     frame = codec.read(message)
-    return codec.write(Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
+    return codec.write(codec.Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
 
 
 def _packed(data: bytes) -> RecordDict:
