@@ -125,7 +125,6 @@ def client(settings: str) -> ClientApp:
     the site remembers), and may name `policy` (its file), `keys` (the folder of its key and the other
     sites', for secure sums) and `server` (its address, for the ledger). That of an edge server names `edge` alone.
     """
-    imports.trust(settings)
     app = ClientApp()
 
     @app.query("frame")
@@ -140,14 +139,15 @@ def client(settings: str) -> ClientApp:
             return Message(_packed(data), reply_to=message)
         try:
             rules = policy.read(Path(config["policy"])) if config.get("policy") else policy.USUAL
+            if rules is policy.USUAL or rules.lists(settings):
+                imports.trust(settings)  # without a policy the app's own code runs, which may import what it likes
             place, server = (Path(config["data"]), Path(config["folder"])), config.get("server", "")
             keys, tell = Path(config["keys"]) if config.get("keys") else None, partial(print, flush=True)
             site = Site(settings, *place, config["name"], policy=rules, server=server, tell=tell, keys=keys)
-            answer = site.answer(message_bytes)
+            return Message(_packed(site.answer(message_bytes)), reply_to=message)
         except UserError as error:  # the site's own fault; the server says it to people
             print(f"error: {error}", flush=True)
-            answer = _refusal(message_bytes, str(error))
-        return Message(_packed(answer), reply_to=message)
+            return Message(_packed(_refusal(message_bytes, str(error))), reply_to=message)
 
     return app
 

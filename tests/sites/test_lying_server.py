@@ -2,6 +2,7 @@
 open too, where it works: what it gets otherwise is the gate's doing."""
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
 from test_deploy_core import BASE, Federation, quick_disk, text, with_, write
 
 from fedconcord.execution.messages import codec
@@ -17,7 +19,9 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data.inputs import held_out
 from fedconcord.interface.cli.main import call
 from fedconcord.method.contract.rng import SYSTEM
+from fedconcord.support import imports
 from fedconcord.support.errors import UserError
+from fedconcord_flower import grid
 from fedconcord_flower.outside import as_data
 from fedconcord_sites import bounds, policy
 from fedconcord_sites.form import source_of
@@ -552,6 +556,35 @@ def test_the_policy_that_is_written_allows_its_job_and_no_other(
         assert len(check(other, SITES, one.exchange, 1.0)) == differs
     assert call(["flower", "policy", "site.toml", "--config", "job.toml"]) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_list", [False, True])
+def test_a_policy_that_approves_any_job_imports_no_module(
+    has_list: bool, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setup makes the job's method, whose module tells that it was imported."""
+    (tmp_path / "told.py").write_text(
+        "open('imported', 'w').close()\nfrom fedconcord.method.algorithms import METHODS\n"
+    )
+    honest = Liar(JOB, files, tmp_path / "honest")
+    honest.train()
+    monkeypatch.setattr(imports, "_NAMED", set())
+    monkeypatch.delitem(sys.modules, "told", raising=False)
+    monkeypatch.setattr("flwr.app.message.message.TaskIdentity", SimpleNamespace(run_id=1, node_id=1, task_id=1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = text(with_(JOB, method="told:METHODS.get"))
+    policy.write(tmp_path / "site.toml", job, files / "bern.csv", 3)
+    if not has_list:
+        lines = (tmp_path / "site.toml").read_text().splitlines()
+        lines = ['approved = "any"' if line.startswith("approved") else line for line in lines]
+        (tmp_path / "site.toml").write_text("\n".join(lines))
+    here = {"name": "bern", "data": str(files / "bern.csv"), "folder": str(tmp_path / "bern"), "policy": "site.toml"}
+    message = Message(grid._packed(codec.write(honest.honest["setup"])), 1, grid.KIND)
+    vars(message.metadata)["_message_id"] = "1"
+    answer = codec.read(grid._unpacked(grid.client(job)(message, Context(1, 1, here, RecordDict(), {}))))
+    assert (answer.kind, (tmp_path / "imported").exists()) == ("refused", has_list)
+    assert ("told:METHODS.get is named by files that were read" in answer.fields["why"]) == (not has_list)
 
 
 def test_a_site_with_a_policy_runs_nothing_of_an_app(tmp_path: Path) -> None:
