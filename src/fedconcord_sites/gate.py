@@ -18,7 +18,7 @@ from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.terms import STEPS
 from fedconcord.federation.data import federated
 from fedconcord.federation.data.federated import Agreement, ColumnKind, SiteFile, SiteSums
-from fedconcord.federation.data.inputs import Input
+from fedconcord.federation.data.inputs import Input, is_file
 from fedconcord.federation.data.preprocess import Sums
 from fedconcord.study.settings.parts import part
 from fedconcord.study.settings.settings import Config
@@ -85,10 +85,9 @@ class Gate:
         bounds.check(frame)
         lines = self.ledger.lines()
         if not self._allowed:
-            why = self.rules.refuses(self.source)
-            if why is None and self.data is not None and (self.rules.columns != "any" or self.rules.never):
-                why = self.rules.refuses_columns(federated.names_read(self.data, settings))
-            _refuse(why)
+            _refuse(self.rules.refuses(self.source))
+            if self.rules.columns != "any" or self.rules.never:
+                _refuse(self._refuses_columns(settings))
             self._allowed = True
         if frame.kind in ("sums", "squares") and is_private(self.source):
             _refuse("sums of samples are not covered by privacy.clip, and its job has that")
@@ -100,6 +99,16 @@ class Gate:
             self._models(frame, policy.rounds(self.source) + SPARE, "told the loss of")
         elif frame.kind in ROUNDS:
             self._round(frame, data, lines)
+
+    def _refuses_columns(self, settings: Input) -> str | None:
+        if self.data is not None:
+            return self.rules.refuses_columns(federated.names_read(self.data, settings))
+        if not is_file(named := str(self.source.values.get("data") or "")):
+            return None  # arrays, of which no column has a name
+        return (
+            f"the site's policy says which columns may be read, and the job names {named} itself; start the site with "
+            "its file (--data)"
+        )
 
     def _handshake(self, frame: Frame, lines: Sequence[Line]) -> None:
         mine = [line for line in lines if (line["job"], line["file"]) == (self.job, self.file) and "why" not in line]
@@ -155,8 +164,7 @@ class Gate:
 
     def admit_job(self, config: Config, metrics: Sequence[str], samples: Sequence[int]) -> None:
         """Let the resolved job in; as `admit`."""
-        if self.data is not None:
-            _refuse(self.rules.refuses_job(config, metrics, samples))
+        _refuse(self.rules.refuses_job(config, metrics, samples))
 
     def admit_model(self, frame: Frame, models: int, layers: int) -> None:
         """Let a model in that is to be judged, of a method that offers so many, each with sums for the statistics of so

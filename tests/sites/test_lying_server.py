@@ -440,6 +440,32 @@ def test_what_a_policy_refuses_is_one_sentence_on_both_sides(
     assert why in Ledger(tmp_path / "bern" / "ledger.txt").lines()[-1]["why"]
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"least_rows": 600}, " rows, and no sum over fewer than 600 leaves the site (least_rows of its policy)"),
+        ({"least_sites": 4}, "the site's policy asks for 4 sites a round at least, and the job has cohorts of 3"),
+        ({"metrics": ["brier"]}, "the site's policy does not let metric accuracy leave; take it out of metrics"),
+        ({"columns": ["u", "label"]}, "says which columns may be read, and the job names FILE itself; start the site"),
+        ({"never": ["v"]}, "says which columns may be read, and the job names FILE itself; start the site with its"),
+    ],
+)
+def test_a_policy_holds_for_data_that_the_job_names(
+    change: dict[str, Any], why: str | None, files: Path, tmp_path: Path
+) -> None:
+    """A site without a file of its own reads what the job names, which may be a file too."""
+    is_table = "columns" in change or "never" in change
+    path = str(files / "bern.csv") if is_table else "digits"
+    job = {key: value for key, value in JOB.items() if key != "input" or is_table}
+    here = Federation(with_(job, data=path, partition="iid"), tmp_path, tmp_path, SITES)
+    here.site = lambda name: Site(  # type: ignore[method-assign]
+        here.job, Path(), tmp_path / "sites" / name, name, policy=ruled(**change) if name == "bern" else USUAL
+    )
+    said = check(here.job, SITES, here.exchange, 1.0)
+    assert (said == []) if why is None else why.replace("FILE", path) in said[0]
+
+
 def test_a_policy_is_asked_before_the_file_is_read(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
