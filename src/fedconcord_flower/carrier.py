@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 LOOK = 3.0  # seconds between looks whether sites that have not answered are there
@@ -53,15 +53,10 @@ class _Sent(NamedTuple):
 
 
 class Carrier:
-    """A `fedconcord_sites.exchange.Exchange` over a post, and as `flow` a `Flow`.
+    """A `fedconcord_sites.exchange.Exchange` over a post, and as `flow` a `Flow`."""
 
-    Args:
-        tell: is told of every exchange.
-        names: of the sites in it; else how many they are, where who is in a round is secret.
-    """
-
-    def __init__(self, post: Post, tell: Callable[[Mapping[str, Any]], None], names: bool = True) -> None:
-        self.post, self.tell, self.names = post, tell, names
+    def __init__(self, post: Post, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self.post, self.tell = post, tell
         self._held: dict[str, tuple[bytes, float]] = {}  # (message, end) for sites that are away
         self._sent: dict[str, _Sent] = {}  # by identity
 
@@ -81,20 +76,14 @@ class Carrier:
         while apart._held or apart._sent:
             more, without = apart._ends({}, wait)
             answers, failed = answers | more, failed | without
-        self._say(messages, answers, failed)
+        self.tell({"asked": sorted(messages), "answered": sorted(answers), "failed": failed})
         return answers
 
     def flow(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes | None]:
         """As `Flow` says; a site that is away gets its message when it comes, if that is within its seconds."""
         answers, failed = self._ends(messages, wait)
-        self._say(messages, answers, failed)
+        self.tell({"asked": sorted(messages), "answered": sorted(answers), "failed": failed})
         return {**answers, **dict.fromkeys(failed)}
-
-    def _say(self, asked: Collection[str], answered: Collection[str], failed: Mapping[str, str]) -> None:
-        if self.names:
-            self.tell({"asked": sorted(asked), "answered": sorted(answered), "failed": failed})
-        else:
-            self.tell({"number_asked": len(asked), "number_answered": len(answered), "number_failed": len(failed)})
 
     def _ends(self, messages: Mapping[str, bytes], wait: float) -> tuple[dict[str, bytes], dict[str, str]]:
         """The next answers, and why others do not come."""

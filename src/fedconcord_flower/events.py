@@ -30,3 +30,8 @@ def teller(path: str) -> Callable[[Mapping[str, Any]], None]:
             print(line, flush=True)
 
     return tell
+
+
+def nameless(tell: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+    """Says how many sites were asked in an exchange, answered and failed, where who is in a round is secret."""
+    return lambda event: tell({f"number_{what}": len(names) for what, names in event.items()})

@@ -30,7 +30,7 @@ from fedconcord.support.files import write_text
 from fedconcord_flower import INSTALL
 from fedconcord_flower.carrier import POLL, Back, Carrier, Letter
 from fedconcord_flower.door import Door, networks
-from fedconcord_flower.events import plain, teller
+from fedconcord_flower.events import nameless, plain, teller
 from fedconcord_flower.outside import as_data
 from fedconcord_flower.stamps import stamp_output
 
@@ -101,7 +101,7 @@ def server(settings: str) -> ServerApp:
         tell, wait = teller(str(config["events"])), float(config["wait"])
         folder, resume = Path(str(config["folder"])), bool(config["resume"])
         try:
-            exchange = Carrier(GridPost(grid), tell, not has_secret_cohorts(source_of(settings)))
+            exchange = Carrier(GridPost(grid), nameless(tell) if has_secret_cohorts(source_of(settings)) else tell)
             if config["edge"]:
                 return Edge(settings, exchange).attend(Path(str(config["edge"])))
             later, edges = later_of(str(config["later"]), sites), edges_of(str(config["edges"]))

@@ -87,7 +87,14 @@ class Gate:
         if not self._allowed:
             _refuse(self.rules.refuses(self.source))
             if self.rules.columns != "any" or self.rules.never:
-                _refuse(self._refuses_columns(settings))
+                named = str(self.source.values.get("data") or "")
+                if self.data is not None:
+                    _refuse(self.rules.refuses_columns(federated.names_read(self.data, settings)))
+                elif is_file(named):  # other data by name have no columns
+                    _refuse(
+                        f"the site's policy says which columns may be read, and the job names {named} itself; start "
+                        "the site with its file (--data)"
+                    )
             self._allowed = True
         if frame.kind in ("sums", "squares") and is_private(self.source):
             _refuse("sums of samples are not covered by privacy.clip, and its job has that")
@@ -99,16 +106,6 @@ class Gate:
             self._models(frame, policy.rounds(self.source) + SPARE, "told the loss of")
         elif frame.kind in ROUNDS:
             self._round(frame, data, lines)
-
-    def _refuses_columns(self, settings: Input) -> str | None:
-        if self.data is not None:
-            return self.rules.refuses_columns(federated.names_read(self.data, settings))
-        if not is_file(named := str(self.source.values.get("data") or "")):
-            return None  # arrays, of which no column has a name
-        return (
-            f"the site's policy says which columns may be read, and the job names {named} itself; start the site with "
-            "its file (--data)"
-        )
 
     def _handshake(self, frame: Frame, lines: Sequence[Line]) -> None:
         mine = [line for line in lines if (line["job"], line["file"]) == (self.job, self.file) and "why" not in line]
@@ -235,9 +232,8 @@ class Gate:
         """Put an answer into the ledger, before it leaves."""
         reply = codec.read(answer)
         line: dict[str, Any] = {"run": words(frame.method, 32), "round": frame.round, "kind": words(frame.kind, 32)}
-        line["answer"] = reply.kind
-        line |= {"job": self.job, "file": self.file, "path": str(self.data), "server": self.server}
-        line["bytes"] = len(answer)
+        line |= {"answer": reply.kind, "job": self.job, "file": self.file, "path": str(self.data)}
+        line |= {"server": self.server, "bytes": len(answer)}
         if reply.kind == "refused":
             if sum("why" in one for one in _today(self.ledger.lines())) < REFUSALS:
                 self.ledger.append({**line, "why": str(reply.fields["why"])})

@@ -121,14 +121,6 @@ def _of_tokens(part: int, of: Callable[[float], float]) -> Summed:
     )
 
 
-def _exp(value: float) -> float:
-    """Infinite where it is beyond all numbers, as in a simulation."""
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
-
-
 BINS = 64
 """Of scores: of s / (1 + |s|) for log-odds s, in equal parts from -1 to 1."""
 
@@ -186,7 +178,7 @@ SUMS: Mapping[str, Summed] = {
         (0.0, LARGEST),
     ),
     "token_accuracy": _of_tokens(1, lambda share: share),
-    "perplexity": _of_tokens(0, _exp),
+    "perplexity": _of_tokens(0, lambda mean: float(torch.tensor(mean, dtype=torch.float64).exp())),  # perhaps infinite
     "micro_f1": Summed(_table, _micro),
     "macro_f1": Summed(_table, _macro),
     "r2": Summed(_errors, _r2, (-LARGEST, LARGEST), in_units=False),

@@ -199,13 +199,13 @@ class Deployed:
         answer = jury.ask(link.later(), whom, model, like)
         if not isinstance(answer, str):
             ids, total = answer
-            if total.counts.tolist() == counts[ids].sum(0).tolist():
-                try:
-                    check(self.shell, total)
-                    return total
-                except FrameError as wrong:
-                    return str(wrong)
-            answer = "the sum of the sites' figures is not of their samples"
+            try:
+                if total.counts.tolist() != counts[ids].sum(0).tolist():
+                    raise FrameError("the sum of the sites' figures is not of their samples")
+                check(self.shell, total)
+                return total
+            except FrameError as wrong:
+                answer = str(wrong)
         there = [i for i in whom if link.records[i].there]
         if there and all(NOT_FINITE in link.why.get(i, "") for i in there):
             return NOT_FINITE

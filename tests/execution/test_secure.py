@@ -2,11 +2,11 @@
 
 import importlib.util
 import json
+import math
 import re
 import shutil
 import stat
 import sys
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

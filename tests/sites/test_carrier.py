@@ -10,7 +10,7 @@ import pytest
 from fedconcord.study.settings.sources import from_nested
 from fedconcord_flower import carrier
 from fedconcord_flower.carrier import Back, Carrier, Letter, Node
-from fedconcord_flower.events import teller
+from fedconcord_flower.events import nameless, teller
 from fedconcord_sites.form import has_secret_cohorts
 
 
@@ -87,7 +87,7 @@ def test_who_does_not_answer_in_time_or_goes_away_is_none() -> None:
 def test_who_is_asked_is_not_said_where_coins_are_secret(tmp_path: Path) -> None:
     """As `sampling=poisson` counts on with privacy; numbers alone, in a file that is its owner's."""
     path, office = tmp_path / "events.jsonl", Office(near=1, far=1, gone=None)
-    post = Carrier(office, teller(str(path)), names=False)
+    post = Carrier(office, nameless(teller(str(path))))
     assert post({"near": b"a", "gone": b"b"}, 0.2) == {"near": b"A"}
     assert post.flow({"far": b"c"}, 9.0) == {"far": b"C"}
     first, second = (json.loads(line) for line in path.read_text().splitlines())
