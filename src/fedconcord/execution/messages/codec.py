@@ -154,14 +154,14 @@ def unpack(name: str, frame: Frame, like: Tree, device: torch.device) -> Tree:
     return tree_unflatten(like, leaves)
 
 
-def whole(value: Any, most: int = 2**63 - 1) -> int:
+def whole(value: Any, most: float = math.inf) -> int:
     """A field that must be a whole number from 0 to `most`.
 
     Raises:
         FrameError: it is something else.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise FrameError(f"a field that is no whole number from 0 to {most}")
+        raise FrameError("a field that is no whole number" + f" from 0 to {most}" * (most < math.inf))
     return value
 
 

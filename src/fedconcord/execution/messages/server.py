@@ -341,7 +341,7 @@ class RemoteServer:
             tree = codec.unpack(request.name, frame, request.like, self.space.device) if request.name else ()
             tree = fill_for(self.algorithm.phases.portion, tree, client) if request.name == "up" else tree
             steps, mark = codec.whole(frame.fields.get("gradient_steps", 0), STEPS), frame.fields.get("fingerprint", 0)
-            reply = Reply(tree, bool(finite(tree, 1)), steps, codec.whole(mark))
+            reply = Reply(tree, bool(finite(tree, 1)), steps, codec.whole(mark, 2**63 - 1))
         except FrameError as wrong:
             self._add(refused=1, resent_up=len(data))
             self.hooks.refuse(client, str(wrong))
