@@ -87,12 +87,12 @@ class Gate:
         if not self._allowed:
             _refuse(self.rules.refuses(self.source))
             if self.rules.columns != "any" or self.rules.never:
-                named = str(self.source.values.get("data") or "")
+                place = str(self.source.values.get("data") or "")
                 if self.data is not None:
                     _refuse(self.rules.refuses_columns(federated.names_read(self.data, settings)))
-                elif is_file(named):  # other data by name have no columns
+                elif is_file(place):  # other data by name have no columns
                     _refuse(
-                        f"the site's policy says which columns may be read, and the job names {named} itself; start "
+                        f"the site's policy says which columns may be read, and the job names {place} itself; start "
                         "the site with its file (--data)"
                     )
             self._allowed = True

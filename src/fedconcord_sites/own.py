@@ -62,7 +62,7 @@ class Own(NamedTuple):
             return None
         if state is not None and reply == [pending, fingerprint]:
             return state.pending
-        if state is None or last < 0 or reply is None or reply[0] != last:
+        if reply is None or state is None or last < 0 or reply[0] != last:
             what = "no reply" if reply is None else f"the reply of round {reply[0]}"
             raise FrameError(f"it says that {what} counted, and the site's last is another one")
         return state.row
