@@ -1045,8 +1045,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "../fedconcord_sites/problem.py",
-                "if total.counts.tolist() == counts[ids].sum(0).tolist():",
-                "if True:",
+                "if total.counts.tolist() != counts[ids].sum(0).tolist():",
+                "if False:",
             ),
         ),
         SECURE,

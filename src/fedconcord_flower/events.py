@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedconcord.support.files import for_owner
+
 if TYPE_CHECKING:  # with torch, which a SuperLink and SuperNodes would take seconds to import for nothing
     from fedconcord.study.runs.events import Event
 
@@ -22,9 +24,14 @@ def teller(path: str) -> Callable[[Mapping[str, Any]], None]:
     def tell(event: Mapping[str, Any]) -> None:
         line = json.dumps(event)
         if path:
-            with open(path, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", opener=for_owner) as file:
                 file.write(line + "\n")
         else:
             print(line, flush=True)
 
     return tell
+
+
+def nameless(tell: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+    """Says how many sites were asked in an exchange, answered and failed, where who is in a round is secret."""
+    return lambda event: tell({f"number_{what}": len(names) for what, names in event.items()})

@@ -30,7 +30,7 @@ from fedconcord.support.files import write_text
 from fedconcord_flower import INSTALL
 from fedconcord_flower.carrier import POLL, Back, Carrier, Letter
 from fedconcord_flower.door import Door, networks
-from fedconcord_flower.events import plain, teller
+from fedconcord_flower.events import nameless, plain, teller
 from fedconcord_flower.outside import as_data
 from fedconcord_flower.stamps import stamp_output
 
@@ -93,16 +93,17 @@ def server(settings: str) -> ServerApp:
         from fedconcord_flower.app import edges_of, later_of
         from fedconcord_sites.edge import Edge
         from fedconcord_sites.edges import tops_of
+        from fedconcord_sites.form import has_secret_cohorts, source_of
         from fedconcord_sites.serve import check, serve
 
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
         tell, wait = teller(str(config["events"])), float(config["wait"])
-        exchange = Carrier(GridPost(grid), tell)
         folder, resume = Path(str(config["folder"])), bool(config["resume"])
-        if config["edge"]:
-            return Edge(settings, exchange).attend(Path(str(config["edge"])))
         try:
+            exchange = Carrier(GridPost(grid), nameless(tell) if has_secret_cohorts(source_of(settings)) else tell)
+            if config["edge"]:
+                return Edge(settings, exchange).attend(Path(str(config["edge"])))
             later, edges = later_of(str(config["later"]), sites), edges_of(str(config["edges"]))
             exchange.gather(tops_of(edges) or [name for name in sites if name not in later], wait)
             if config["check"]:
@@ -124,7 +125,6 @@ def client(settings: str) -> ClientApp:
     the site remembers), and may name `policy` (its file), `keys` (the folder of its key and the other
     sites', for secure sums) and `server` (its address, for the ledger). That of an edge server names `edge` alone.
     """
-    imports.trust(settings)
     app = ClientApp()
 
     @app.query("frame")
@@ -139,14 +139,15 @@ def client(settings: str) -> ClientApp:
             return Message(_packed(data), reply_to=message)
         try:
             rules = policy.read(Path(config["policy"])) if config.get("policy") else policy.USUAL
+            if rules is policy.USUAL or rules.lists(settings):
+                imports.trust(settings)  # without a policy the app's own code runs, which may import what it likes
             place, server = (Path(config["data"]), Path(config["folder"])), config.get("server", "")
             keys, tell = Path(config["keys"]) if config.get("keys") else None, partial(print, flush=True)
             site = Site(settings, *place, config["name"], policy=rules, server=server, tell=tell, keys=keys)
-            answer = site.answer(message_bytes)
+            return Message(_packed(site.answer(message_bytes)), reply_to=message)
         except UserError as error:  # the site's own fault; the server says it to people
             print(f"error: {error}", flush=True)
-            answer = _refusal(message_bytes, str(error))
-        return Message(_packed(answer), reply_to=message)
+            return Message(_packed(_refusal(message_bytes, str(error))), reply_to=message)
 
     return app
 
@@ -154,10 +155,9 @@ def client(settings: str) -> ClientApp:
 def _refusal(message: bytes, why: str) -> bytes:
     """What a site says that cannot answer."""
     from fedconcord.execution.messages import codec
-    from fedconcord.execution.messages.codec import Frame
 
     frame = codec.read(message)
-    return codec.write(Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
+    return codec.write(codec.Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
 
 
 def _packed(data: bytes) -> RecordDict:

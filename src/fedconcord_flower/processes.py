@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from fedconcord.support.errors import UserError, reason
+from fedconcord.support.files import for_owner
 from fedconcord_flower.stamps import STAMP
 
 KEEPER = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
@@ -102,7 +103,7 @@ class Processes:
         """Start a process under a name; of a second one under the same name the log goes on in the same file."""
         assert self.keeper is not None, "within `with`"
         log = self.logs / f"{name}.log"
-        with open(log, "ab") as file:
+        with open(log, "ab", opener=for_owner) as file:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from fedconcord_sites.form import Form
 
 SITES = 10_000  # of a deployment
 ROUND = 2**42  # above the milliseconds since 1970, by which sums beside the rounds are known
+SAMPLES = 2**40 - 1  # of a site, and its tokens
 WORDS = 2**20  # of a vocabulary
 NUMBERS = 2**31  # of all zeros that stand for samples
 

@@ -12,7 +12,7 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.data.preprocess import CATEGORIES, Sums
 from fedconcord.federation.data.tables import known_texts, no_value
-from fedconcord_sites.bounds import WORDS
+from fedconcord_sites.bounds import SAMPLES, WORDS
 from fedconcord_sites.form import Form, without
 from fedconcord_sites.site import PROTOCOL, versions
 
@@ -45,8 +45,9 @@ def read_ready(site: str, frame: Frame) -> Ready:
         DifferError: it cannot be used; as the next ones.
     """
     try:
-        trained, tested = (codec.whole(count) for count in frame.fields["samples"])
-        counts = None if frame.fields.get("counts") is None else [codec.whole(one) for one in frame.fields["counts"]]
+        trained, tested = (codec.whole(count, SAMPLES) for count in frame.fields["samples"])
+        counts = frame.fields.get("counts")
+        counts = None if counts is None else [codec.whole(one, SAMPLES) for one in counts]
         if counts is not None and (len(counts) != 2 or counts[0] < 1):
             raise ValueError(f"tokens {counts} to train and to test on")
         return Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested], counts)
@@ -66,7 +67,7 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
             form = Form(**fields["form"])
             for count in (*form.shape, form.outputs, form.token or 0):
                 codec.whole(count)
-            samples = codec.whole(fields["samples"])
+            samples = codec.whole(fields["samples"], SAMPLES)
             return {**answer, "named": str(fields["named"]), "form": form._asdict(), "samples": samples}
         data = fields["data"]
         labels = [
@@ -82,7 +83,7 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
         }
         shape = [codec.whole(one) for one in data["shape"]]
         kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
-        rows = codec.whole(data["rows"])
+        rows = codec.whole(data["rows"], SAMPLES)
         tokens = data.get("tokens") and {
             key: None if data["tokens"][key] is None else codec.whole(data["tokens"][key])
             for key in ("classes", "largest", "pad")

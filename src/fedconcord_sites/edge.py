@@ -48,6 +48,7 @@ from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.form import Form, shell, source_of
 from fedconcord_sites.policy import job_digest
 
+DEEPEST = 16  # of what a site says: a bundle of such answers can be read by whoever is above
 STAYS = {"orders": "reply", "train": "reply", "ask": "gradient"}  # question -> the answer whose tensors stay here
 
 
@@ -114,7 +115,7 @@ class Edge:
     def _upward(self, site: str, question: Frame, data: bytes, most: int) -> Frame:
         """What goes up of a site's answer."""
         try:
-            answer = codec.read(data, most)
+            answer = codec.read(data, most, DEEPEST)
         except FrameError as wrong:
             return question._replace(kind="refused", fields={"why": f"its answer is {wrong}"}, tensors={})
         if answer.kind != STAYS.get(question.kind):

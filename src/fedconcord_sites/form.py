@@ -188,6 +188,11 @@ def is_private(source: Source) -> bool:
     return source.values.get("privacy.clip") is not None
 
 
+def has_secret_cohorts(source: Source) -> bool:
+    """Whether nobody but the server may know who is in a round, as what is spent counts on it."""
+    return is_private(source) and bool(part("sampling", source.values.get("sampling", "uniform")).poisson)
+
+
 def has_own_noise(source: Source) -> bool:
     """Whether a site's noise is its own, so that it trusts no server: no exact figure of a model leaves it."""
     kind, unit = (source.values.get(f"privacy.{key}") for key in ("kind", "unit"))

@@ -18,7 +18,7 @@ from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.execution.messages.terms import STEPS
 from fedconcord.federation.data import federated
 from fedconcord.federation.data.federated import Agreement, ColumnKind, SiteFile, SiteSums
-from fedconcord.federation.data.inputs import Input
+from fedconcord.federation.data.inputs import Input, is_file
 from fedconcord.federation.data.preprocess import Sums
 from fedconcord.study.settings.parts import part
 from fedconcord.study.settings.settings import Config
@@ -32,6 +32,7 @@ HANDSHAKE = ("hello", "sums", "squares", "setup")
 ROUNDS = ("orders", "ask", "train", "prologue", "join", "settle", "keys", "deal", "agree", "open")
 PREFIX = "judge-"  # of the messages of a sum of figures, beside that which says what is judged
 JUDGING = ("judge", *(f"{PREFIX}{step}" for step in STEPS))
+KINDS = {*HANDSHAKE, *ROUNDS, *JUDGING, "loss"}  # of all messages
 SPARE = 3  # times that a question of a run may come in other words, as of a server that was killed and resumed
 NOISES = ("orders", "train")  # whose answers spend privacy
 EMPTY: ColumnKind = "empty"  # of a column that may be taken for either
@@ -79,13 +80,21 @@ class Gate:
             FrameError: it is refused, in a sentence.
             UserError: the ledger or the file cannot be read.
         """
+        if frame.kind not in KINDS:
+            _refuse("it is of a kind that no server sends")
         bounds.check(frame)
         lines = self.ledger.lines()
         if not self._allowed:
-            why = self.rules.refuses(self.source)
-            if why is None and self.data is not None and (self.rules.columns != "any" or self.rules.never):
-                why = self.rules.refuses_columns(federated.names_read(self.data, settings))
-            _refuse(why)
+            _refuse(self.rules.refuses(self.source))
+            if self.rules.columns != "any" or self.rules.never:
+                place = str(self.source.values.get("data") or "")
+                if self.data is not None:
+                    _refuse(self.rules.refuses_columns(federated.names_read(self.data, settings)))
+                elif is_file(place):  # other data by name have no columns
+                    _refuse(
+                        f"the site's policy says which columns may be read, and the job names {place} itself; start "
+                        "the site with its file (--data)"
+                    )
             self._allowed = True
         if frame.kind in ("sums", "squares") and is_private(self.source):
             _refuse("sums of samples are not covered by privacy.clip, and its job has that")
@@ -152,8 +161,7 @@ class Gate:
 
     def admit_job(self, config: Config, metrics: Sequence[str], samples: Sequence[int]) -> None:
         """Let the resolved job in; as `admit`."""
-        if self.data is not None:
-            _refuse(self.rules.refuses_job(config, metrics, samples))
+        _refuse(self.rules.refuses_job(config, metrics, samples))
 
     def admit_model(self, frame: Frame, models: int, layers: int) -> None:
         """Let a model in that is to be judged, of a method that offers so many, each with sums for the statistics of so
@@ -223,9 +231,9 @@ class Gate:
     def record(self, frame: Frame, data: bytes, answer: bytes, budget: Budget | None) -> None:
         """Put an answer into the ledger, before it leaves."""
         reply = codec.read(answer)
-        line: dict[str, Any] = {"run": frame.method, "round": frame.round, "kind": frame.kind, "answer": reply.kind}
-        line |= {"job": self.job, "file": self.file, "path": str(self.data), "server": self.server}
-        line["bytes"] = len(answer)
+        line: dict[str, Any] = {"run": words(frame.method, 32), "round": frame.round, "kind": words(frame.kind, 32)}
+        line |= {"answer": reply.kind, "job": self.job, "file": self.file, "path": str(self.data)}
+        line |= {"server": self.server, "bytes": len(answer)}
         if reply.kind == "refused":
             if sum("why" in one for one in _today(self.ledger.lines())) < REFUSALS:
                 self.ledger.append({**line, "why": str(reply.fields["why"])})
@@ -243,6 +251,11 @@ class Gate:
         if budget is not None and frame.kind in NOISES:
             line["epsilon"] = budget.spending.epsilon(frame.round + 1)
         self.ledger.append(line)
+
+
+def words(text: str, most: int) -> str:
+    """A server's words as they are written down and printed: so many characters at most, and none that is no text."""
+    return "".join(one if one.isprintable() else "?" for one in text[:most])
 
 
 def _refuse(why: str | None) -> None:

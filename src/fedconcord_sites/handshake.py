@@ -19,7 +19,7 @@ import torch
 
 from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data import federated
-from fedconcord.federation.data.inputs import Input, held_out
+from fedconcord.federation.data.inputs import Input, number_held_out
 from fedconcord.federation.data.own import SCALED
 from fedconcord.federation.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
 from fedconcord.federation.data.tables import columns_of
@@ -115,7 +115,7 @@ def agreed(
         )
     keys = _keys(link.sites, sites, here) if is_secure(source) else None
     rows = dict(later) | {name: one["data"]["rows"] for name, one in zip(sites, here, strict=True) if one["own"]}
-    tests = {name: len(held_out(link.sites.index(name), count, reading.test_share)) for name, count in rows.items()}
+    tests = {name: number_held_out(count, reading.test_share) for name, count in rows.items()}
     sizes = {name: one["samples"] for name, one in zip(sites, here, strict=True) if not one["own"]}
     sizes |= {name: count - tests[name] for name, count in rows.items()}
     raise_any([f"site {name} has no training sample" for name in link.sites if not sizes[name]])
@@ -218,9 +218,7 @@ def _of_files(
             _about_common(one, _sums(sites, second, part, count))
             for one, (part, count) in zip((sums, y), _counts(digits, target.names, target.kind), strict=True)
         )
-        rows = sum(
-            one["rows"] - len(held_out(i, one["rows"], reading.test_share)) for i, one in zip(there, data, strict=True)
-        )
+        rows = sum(one["rows"] - number_held_out(one["rows"], reading.test_share) for one in data)
         columns = columns_of(list(kinds), digits, sums, texts_of, spread, rows) if kinds else []
         if target.kind == "number":
             overall["unit"] = [mean_of(y).tolist(), scale_of(y2, mean_of(y)).tolist()]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedconcord.execution.messages import codec
-from fedconcord.execution.messages.codec import Frame
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.server import NOT_FINITE
 from fedconcord.federation.layers import Measured, Sums, sums_of_next
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.evaluation import Inputs, Resident
@@ -35,7 +36,10 @@ from fedconcord.federation.objectives.metrics import (
     questions,
     rate,
 )
+from fedconcord.method.contract import tree_leaves
 from fedconcord.support.errors import UserError
+
+LARGEST = 2.0**480  # of a figure: squares of what all sites' come to are finite
 
 
 class Summed(NamedTuple):
@@ -43,6 +47,7 @@ class Summed(NamedTuple):
 
     sums: Callable[[Tensor, Tensor], Tensor]  # (outputs [m, C], targets) -> [k] float64
     value: Callable[[np.ndarray, int, int], float]  # (sums [k], samples m > 0, outputs C) -> the metric
+    between: tuple[float, float] = (0.0, 1.0)  # least and most of each of the sums, for every sample
     in_units: bool = True  # of numbers in the label's own unit; else scaled, where squares of large ones cannot cancel
 
 
@@ -66,9 +71,9 @@ class Figures(NamedTuple):
 Sent = TypeVar("Sent", Figures, LayerSums)
 
 
-def _mean(each: Callable[[Tensor, Tensor], Tensor]) -> Summed:
-    """The mean over samples of a figure [m] of each."""
-    return Summed(lambda o, t: each(o, t).double().sum()[None], lambda sums, m, _: float(sums[0] / m))
+def _mean(each: Callable[[Tensor, Tensor], Tensor], most: float = 1.0) -> Summed:
+    """The mean over samples of a figure [m] of each, which is 0 to `most`."""
+    return Summed(lambda o, t: each(o, t).double().sum()[None], lambda sums, m, _: float(sums[0] / m), (0.0, most))
 
 
 def _table(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -111,7 +116,8 @@ def _of_tokens(part: int, of: Callable[[float], float]) -> Summed:
     """A function of the mean over tokens with a class of a part of their samples' summaries [m, 2]."""
     return Summed(
         lambda summary, classes: torch.stack([summary[:, part].double().sum(), valid(classes).double().sum()]),
-        lambda sums, *_: of(float(sums[0] / sums[1])) if sums[1] else math.nan,
+        lambda sums, *_: of(float(sums[0] / sums[1])) if sums[1] else math.inf * float(sums[0]),  # NaN of no token
+        (0.0, LARGEST),
     )
 
 
@@ -157,23 +163,25 @@ SUMS: Mapping[str, Summed] = {
     "accuracy": _mean(lambda outputs, classes: outputs.argmax(-1) == classes),
     "label_accuracy": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).double().mean(-1)),
     "exact": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).all(-1)),
-    "brier": _mean(brier_scores),
+    "brier": _mean(brier_scores, 3.0),
     "ece": Summed(
         lambda outputs, classes: torch.from_numpy(calibration_gaps(outputs, classes)),
         lambda sums, m, _: float(np.abs(sums).sum() / m),
+        (-2.0, 2.0),
     ),
     "auroc": _area(_auroc),
     "average_precision": _area(_average_precision),
-    "mae": _mean(lambda outputs, targets: (outputs - targets).double().abs().mean(-1)),
+    "mae": _mean(lambda outputs, targets: (outputs - targets).double().abs().mean(-1), LARGEST),
     "rmse": Summed(
         lambda outputs, targets: (outputs - targets).double().square().mean(-1).sum()[None],
-        lambda sums, m, _: math.sqrt(sums[0] / m),
+        lambda sums, m, _: math.sqrt(sums[0] / m) if sums[0] >= 0 else math.nan,
+        (0.0, LARGEST),
     ),
     "token_accuracy": _of_tokens(1, lambda share: share),
-    "perplexity": _of_tokens(0, math.exp),
+    "perplexity": _of_tokens(0, lambda mean: float(torch.tensor(mean, dtype=torch.float64).exp())),  # perhaps infinite
     "micro_f1": Summed(_table, _micro),
     "macro_f1": Summed(_table, _macro),
-    "r2": Summed(_errors, _r2, in_units=False),
+    "r2": Summed(_errors, _r2, (-LARGEST, LARGEST), in_units=False),
 }
 
 
@@ -299,6 +307,25 @@ def of_site(problem: Supervised, one: Figures) -> dict[str, float]:
     return {metric.name: _value(problem, metric, sums, tested) for metric, sums in pairs} | {"loss": loss}
 
 
+def check(problem: Supervised, one: Figures | LayerSums) -> None:
+    """Refuse what no samples come to: of a site, as all sites' figures would be its own then.
+
+    Raises:
+        FrameError: why; as of a number that is not finite where a figure, or what follows from it, is beyond all sense.
+    """
+    if any(bool((leaf.abs() > LARGEST).any()) for leaf in tree_leaves(one).values()):
+        raise FrameError(NOT_FINITE)
+    if isinstance(one, LayerSums):
+        return
+    tested = int(one.counts[0])
+    for metric, sums in zip(problem.metrics, one.sums, strict=True):
+        least, most = _sums_of(metric).between
+        if bool(((sums < (least - 1e-6) * tested) | (sums > (most + 1e-6) * tested)).any()):
+            raise FrameError(f"figures of {metric.name} that no {tested} samples have")
+    if any(map(math.isinf, of_site(problem, one).values())):
+        raise FrameError(NOT_FINITE)
+
+
 def pooled(problem: Supervised, total: Figures) -> dict[str, float]:
     """`test_<metric>`, `test_loss` and `train_loss` over all samples that figures in this sum of them are of."""
     one = of_site(problem, total)
@@ -315,7 +342,8 @@ def _sums_of(metric: Metric) -> Summed:
 
 def _value(problem: Supervised, metric: Metric, sums: Tensor, samples: int) -> float:
     how = _sums_of(metric)
-    value = how.value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan
+    with np.errstate(all="ignore"):
+        value = how.value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan
     return value * _unit(problem) if how.in_units else value
 
 

@@ -56,14 +56,15 @@ class Own(NamedTuple):
 
     def _row(self, reply: list[int] | None) -> Tree | None:
         """The row after this reply, the last that counted; None before there is one."""
-        if reply is None:
-            return None
         state = self.shelf.read()
         pending, fingerprint, last = (-1, 0, -1) if state is None else state.mark.tolist()
+        if reply is None and last < 0:
+            return None
         if state is not None and reply == [pending, fingerprint]:
             return state.pending
-        if state is None or last < 0 or reply[0] != last:
-            raise FrameError(f"it says that the reply of round {reply[0]} counted, and the site's last is another one")
+        if reply is None or state is None or last < 0 or reply[0] != last:
+            what = "no reply" if reply is None else f"the reply of round {reply[0]}"
+            raise FrameError(f"it says that {what} counted, and the site's last is another one")
         return state.row
 
     def _keep(self, mine: Tensor) -> None:

@@ -66,6 +66,10 @@ class Policy(BaseModel):
             )
         return None
 
+    def lists(self, settings: str) -> bool:
+        """Whether the job of these settings is approved by its digest: of "any" job nobody has read what it names."""
+        return self.approved != "any" and job_digest(source_of(settings)) in self.approved
+
     def refuses_columns(self, names: Sequence[str]) -> str | None:
         """Why a job may not read these columns of the site's file, labels among them; None where it may."""
         for name in names:
@@ -134,7 +138,8 @@ TEXT = """\
 # Read it, change it, sign it. Every line must be there. What it refuses is a sentence at the site and at the server,
 # and a line of the site's ledger (fedconcord flower ledger), where all that left is written down too.
 
-# Jobs that are approved, by their digest: a change of any setting is another job. "any" approves all.
+# Jobs that are approved, by their digest: a change of any setting is another job. "any" approves all that name no
+# module of anybody's own: only of a job that is listed here are modules imported.
 # {about}
 approved = {approved}
 # Columns that may be read, labels among them, or "any"; and those that may never be.

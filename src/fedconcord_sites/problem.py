@@ -22,7 +22,7 @@ from fedconcord.method.contract import Objective, Parts, UnmeasuredError, roster
 from fedconcord.study.runs.events import Event
 from fedconcord.support.errors import UserError
 from fedconcord_sites.form import model_of
-from fedconcord_sites.judging import Figures, Sent, form_of, forms_of_layers, of_site, pooled, statistics_of
+from fedconcord_sites.judging import Figures, Sent, check, form_of, forms_of_layers, of_site, pooled, statistics_of
 from fedconcord_sites.site_link import SiteLink
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ class Deployed:
                 one: Sent = codec.unpack("figures", frame, like, torch.device("cpu"))
                 if one.counts.tolist() != counts[i].tolist():
                     raise FrameError("figures of another number of samples")
+                check(self.shell, one)
             except FrameError as wrong:
                 link.refuse(i, str(wrong), "judge")
             else:
@@ -198,9 +199,13 @@ class Deployed:
         answer = jury.ask(link.later(), whom, model, like)
         if not isinstance(answer, str):
             ids, total = answer
-            if total.counts.tolist() == counts[ids].sum(0).tolist():
+            try:
+                if total.counts.tolist() != counts[ids].sum(0).tolist():
+                    raise FrameError("the sum of the sites' figures is not of their samples")
+                check(self.shell, total)
                 return total
-            answer = "the sum of the sites' figures is not of their samples"
+            except FrameError as wrong:
+                answer = str(wrong)
         there = [i for i in whom if link.records[i].there]
         if there and all(NOT_FINITE in link.why.get(i, "") for i in there):
             return NOT_FINITE

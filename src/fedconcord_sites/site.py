@@ -65,7 +65,7 @@ from fedconcord_sites.form import (
     source_of,
     terms_of,
 )
-from fedconcord_sites.gate import JUDGING, Gate
+from fedconcord_sites.gate import JUDGING, Gate, words
 from fedconcord_sites.judging import Figures, LayerSums, count, forms_of_layers, of_question
 from fedconcord_sites.ledger import NAME, Ledger
 from fedconcord_sites.own import Own
@@ -154,8 +154,8 @@ class Site:
                     frame = codec.read(data, LIMIT)
                     answer = self._answer(frame, data)
                 except FrameError as wrong:
-                    self.tell(f"refused ({frame.kind}): {wrong}")
-                    answer = codec.write(Frame("refused", frame.method, frame.round, 0, {"why": str(wrong)}))
+                    self.tell(f"refused ({words(frame.kind, 32)}): {(why := words(str(wrong), 300))}")
+                    answer = codec.write(Frame("refused", frame.method, frame.round, 0, {"why": why}))
                 budget = self._opened.budget if self._opened is not None and self._opened.run == frame.method else None
                 self.gate.record(frame, data, answer, budget)
         except OSError as wrong:

@@ -15,9 +15,8 @@ from fedconcord.execution.messages.codec import Frame, FrameError, whole
 from fedconcord.execution.messages.terms import FEWEST, Plans
 from fedconcord.method.contract import Plan, Roster, Weights, roster_of, weights
 from fedconcord.support.errors import UserError
+from fedconcord_sites.bounds import SAMPLES
 from fedconcord_sites.policy import Policy
-
-SAMPLES = 2**40  # of a site
 
 
 def roster(frame: Frame, samples: int, tokens: int | None) -> Roster:
@@ -40,8 +39,8 @@ def roster(frame: Frame, samples: int, tokens: int | None) -> Roster:
 def _numbers(frame: Frame, field: str, mine: int, what: str) -> list[int]:
     """The server's list of numbers, one a site, in which this site's is its own."""
     numbers = [whole(one) for one in frame.fields.get(field, ())]
-    if len(numbers) != whole(frame.fields["clients"]) or not all(0 < one < SAMPLES for one in numbers):
-        raise FrameError(f"numbers of {what} that are none of 1 to {SAMPLES - 1}, or not one a site")
+    if len(numbers) != whole(frame.fields["clients"]) or not all(0 < one <= SAMPLES for one in numbers):
+        raise FrameError(f"numbers of {what} that are none of 1 to {SAMPLES}, or not one a site")
     if numbers[frame.client] != mine:
         raise FrameError(f"it has {mine} {what}, and {numbers[frame.client]} by the server's list")
     return numbers

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import re
 import shutil
 import stat
@@ -44,7 +45,7 @@ from fedconcord.execution.messages.member import Member, Secret
 from fedconcord.execution.messages.secure import Secure
 from fedconcord.execution.messages.store import RemoteStore
 from fedconcord.execution.messages.sums import PLAIN
-from fedconcord.execution.messages.terms import Scale, Terms
+from fedconcord.execution.messages.terms import Scale, Terms, signed
 from fedconcord.execution.messages.way import Hooks
 from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.participation.schedule import Schedule
@@ -268,6 +269,18 @@ def test_sums_of_the_largest_numbers_fit_their_modulus(bits: int) -> None:
     )
     assert np.abs(scale.numbers(total) - values.sum(0)).max() <= 7 * 2.5 / 2**bits + 1e-14
     assert scale.kind(7) == (np.uint32 if bits <= 28 else np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("clients", "bits", "length", "share"),
+    [(127, 24, 10, 0.925), (100, 24, 10, 0.085), (100, 24, 100, 0.0), (100, 32, 1, 0.0)],
+)
+def test_how_often_noise_passes_as_a_sum(clients: int, bits: int, length: int, share: float) -> None:
+    """As the page says: what no contributions come to is all that the root can see of a sum."""
+    kind = Scale(1.0, bits).kind(clients)
+    noise = signed(np.frombuffer(np.random.default_rng(0).bytes(2000 * length * kind.itemsize), kind))
+    passes = (np.abs(noise.reshape(2000, length)) <= clients << bits).all(1).mean()
+    assert abs(passes - share) < 4 * math.sqrt(share / 2000) + 1e-9
 
 
 @pytest.mark.slow

@@ -1,12 +1,17 @@
 """Letters to sites over a post in this process: what is awaited, what is taken as it comes, and who is away."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+from fedconcord.study.settings.sources import from_nested
 from fedconcord_flower import carrier
 from fedconcord_flower.carrier import Back, Carrier, Letter, Node
+from fedconcord_flower.events import nameless, teller
+from fedconcord_sites.form import has_secret_cohorts
 
 
 class Office:
@@ -77,6 +82,23 @@ def test_who_does_not_answer_in_time_or_goes_away_is_none() -> None:
     office.came["never"] = "second"  # it came anew, and has no letters
     assert post.flow({}, 9.0) == {"never": None}
     assert post({"never": b"a", "near": b"b"}, 0.3) == {"near": b"B"}
+
+
+def test_who_is_asked_is_not_said_where_coins_are_secret(tmp_path: Path) -> None:
+    """As `sampling=poisson` counts on with privacy; numbers alone, in a file that is its owner's."""
+    path, office = tmp_path / "events.jsonl", Office(near=1, far=1, gone=None)
+    post = Carrier(office, nameless(teller(str(path))))
+    assert post({"near": b"a", "gone": b"b"}, 0.2) == {"near": b"A"}
+    assert post.flow({"far": b"c"}, 9.0) == {"far": b"C"}
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {"number_asked": 2, "number_answered": 1, "number_failed": 1}
+    assert second == {"number_asked": 1, "number_answered": 1, "number_failed": 0}
+    assert path.stat().st_mode & 0o077 == 0
+    sources = [
+        from_nested({"privacy": {"clip": clip}, "sampling": sampling}, "a test")
+        for clip, sampling in ((1.0, "poisson"), (1.0, "uniform"), (None, "poisson"))
+    ]
+    assert [has_secret_cohorts(source) for source in sources] == [True, False, False]
 
 
 def test_a_site_that_is_away_gets_its_letter_when_it_comes() -> None:

@@ -622,6 +622,7 @@ WRONG: dict[str, tuple[Callable[[bytes, bytes], bytes], str]] = {
     "round": (lambda data, before: forged(data, round=77), "another round"),
     "client": (lambda data, before: forged(data, client=0), "another client or method"),
     "steps": (lambda data, before: forged(data, fields={"gradient_steps": -5}), "no whole number"),
+    "many steps": (lambda data, before: forged(data, fields={"gradient_steps": int("9" * 4300)}), "no whole number"),
     "replayed": (lambda data, before: before, "another round"),
     "oversized": (lambda data, before: data + bytes(2**21), "oversized"),
     "cut": (lambda data, before: data[:-3], "damaged"),
@@ -731,6 +732,46 @@ def test_figures_that_are_wrong_are_refused_and_the_others_are_pooled(least_squa
     here.serve(exchange)
     assert list(here.said()["sites"][1]["refused"]) == ["figures of another number of samples"]
     assert len(here.metrics()) == 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "figure", "value", "why"),
+    [
+        ("rmse", "sums", -1e6, "figures of rmse that no 3 samples have"),
+        ("mae", "sums", 1.7e308, "a number that is not finite"),
+        ("auroc", "sums", 1.7e100, "figures of auroc that no 3 samples have"),
+        ("ece", "sums", 1.7e308, "a number that is not finite"),
+        ("macro_f1", "sums", 4, "figures of macro_f1 that no 3 samples have"),
+        ("accuracy", "losses", -1.7e308, "a number that is not finite"),
+    ],
+)
+def test_figures_that_no_samples_have_are_refused_and_end_no_run(
+    metric: str, figure: str, value: float, why: str, files: Path, tmp_path: Path
+) -> None:
+    """Finite ones, of which the root or the sum with other sites' is no number."""
+    label, other = ("number", "label") if metric in ("rmse", "mae") else ("label", "number")
+    job = with_(BASE, method="fedavg", rounds=2, metrics=[metric], input={"label": [label], "ignore": [other]})
+    here = Federation(job, files, tmp_path)
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"]) if "bern" in answers else Frame("", "", 0, 0)
+        if frame.kind == "judged":
+            said = {k: leaf * 0 + value if figure in k else leaf for k, leaf in frame.tensors.items()}
+            answers["bern"] = codec.write(frame._replace(tensors=said))
+        return answers
+
+    assert here.serve(exchange).status == "complete"
+    assert [site["refused"] for site in here.said()["sites"]] == [{}, {why: 3}, {}]
+    assert all(math.isfinite(float(row[f"test_{metric}"])) for row in here.metrics())
+
+
+def test_metrics_of_impossible_sums_are_no_errors() -> None:
+    """As of a model that diverges: a simulation's perplexity is infinite then."""
+    perplexity, rmse = SUMS["perplexity"].value, SUMS["rmse"].value
+    assert perplexity(np.array([1e6, 1.0]), 1, 1) == perplexity(np.array([1e6, 0.0]), 1, 1) == math.inf
+    assert math.isnan(perplexity(np.array([0.0, 0.0]), 1, 1))
+    assert math.isnan(rmse(np.array([-1.0]), 1, 1))
 
 
 def test_a_model_that_diverges_ends_the_run_as_anywhere(least_squares: Path, tmp_path: Path) -> None:
@@ -921,6 +962,15 @@ def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(file
 
     [found] = check(here.job, SITES, nonsense, 1.0)
     assert found.startswith("site basel: its answer cannot be used")
+
+    def rows(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"])
+        data = {**frame.fields.get("data", {}), "rows": 10**15}
+        return {**answers, "bern": codec.write(frame._replace(fields={**frame.fields, "data": data}))}
+
+    [found] = check(here.job, SITES, rows, 1.0)
+    assert found.startswith("site bern: its answer cannot be used (FrameError: a field that is no whole number from 0")
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,8 @@ def test_a_server_chooses_neither_the_row_nor_how_often(files: Path, tmp_path: P
     for other in ([counted[0], counted[1] + 1], [counted[0] - 2, 0], [counted[0] + 1, 0]):
         answer = said(counted=other)
         assert answer.fields["why"].startswith(f"it says that the reply of round {other[0]} counted, and the site's")
+    why = "it says that no reply counted, and the site's last is another one"
+    assert said(counted=None).fields["why"] == said(counted=None, by=7.0).fields["why"] == why
     assert said(counted="x").kind == said(counted=[]).kind == "refused"
     most = evaluations(source_of(here.job)) + 3
     kinds = [said(by=float(k + 1)).kind for k in range(20)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_deploy_core import Federation, Killed, far, leaves, quick_disk, simulated, text, with_
 
+from fedconcord.execution.job import checkpoint
 from fedconcord.execution.job.accountant import KEYED
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame
@@ -247,6 +248,29 @@ def test_a_killed_server_never_releases_a_second_noise(
     assert all(len(one) == 1 for group in (models, asked, said) for one in group.values())
     assert len(order) == len(set(order)) <= 5  # x^0 and a model a round: none came twice, otherwise
     assert [int(row["round"]) for row in here.metrics()] == list(range(5))
+
+
+def test_a_model_is_in_its_file_after_it_is_in_the_checkpoint(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server killed between the two makes that round again, with another noise, and nobody has seen the first."""
+    here, seen, save = Private(with_(JOB, rounds=3), tables, tmp_path), list[bytes](), checkpoint.save
+    path = tmp_path / "run" / "model.safetensors"
+
+    def killed(job: Any, state: Any, place: Path) -> None:
+        if state.round == 2:
+            raise Killed
+        save(job, state, place)
+        seen.append(path.read_bytes() if path.exists() else b"")
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(Killed):
+        here.run()
+    assert seen[0] == b""
+    assert seen[-1] == path.read_bytes() != b""
+    monkeypatch.undo()
+    assert here.run(resume=True) == "complete"
+    assert path.read_bytes() != seen[-1]
 
 
 def _tensors(frame: codec.Frame) -> bytes:

@@ -22,6 +22,8 @@ from test_deploy_core import (
     Killed,
     far,
     files,
+    forged,
+    framed,
     job_of,
     quick_disk,
     same,
@@ -229,6 +231,29 @@ def test_a_site_whose_replies_fit_no_total_is_left_out_after_three(files: Path, 
     bern = here.said()["sites"][SITES.index("bern")]
     assert bern["refused"] == {"another shape": 3}
     assert "left out after 3 refused answers in a row" in bern["left_out"]
+
+
+@pytest.mark.parametrize("depth", [16, 500, 990])
+def test_a_site_whose_answer_is_nested_deep_is_refused_alone(depth: int, files: Path, tmp_path: Path) -> None:
+    """Below an edge, which passes fields on as they are, in a bundle that is nested deeper than each of its answers."""
+    here = Nested(with_(job_of("fedavg"), cohort=3, rounds=2), files, tmp_path)
+
+    def nested(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        if "chur" in answers and codec.read(answers["chur"]).kind == "reply":
+            data = forged(answers["chur"], fields={"deep": "@"})
+            end = 12 + int.from_bytes(data[4:8], "little")
+            header = data[12:end].replace(b'"@"', b"[" * depth + b"]" * depth)
+            answers["chur"] = framed(header, data[end:])
+        return answers
+
+    here.of_sites = nested  # type: ignore[method-assign]
+    assert here.serve().status == "complete"
+    basel, bern, chur = (site["refused"] for site in here.said()["sites"])
+    [(why, times)] = chur.items()
+    assert (basel, bern, times) == ({}, {}, 2)
+    assert "its answer is nested too deep" in why or "its answer is not decodable" in why
+    assert [one["missed"] for one in here.said()["edges"]] == [0, 0]
 
 
 def test_a_message_that_is_far_longer_is_said(files: Path, tmp_path: Path) -> None:

@@ -367,6 +367,7 @@ def test_one_that_ends_early_is_known_with_its_last_words(tmp_path: Path) -> Non
         while not (ended := processes.ended()):
             time.sleep(0.02)
         assert (ended[0].name, ended[0].code, list(ended[0].lines)) == ("one", 3, ["no port"])
+        assert ended[0].log.stat().st_mode & 0o077 == 0
         assert "one ended with exit code 3, last line 'no port'" in processes.states()
 
 

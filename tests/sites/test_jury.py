@@ -224,6 +224,21 @@ def test_a_model_that_diverges_ends_the_run(least_squares: Path, tmp_path: Path)
     assert (done.status, done.rounds < 300) == ("diverged", True)
 
 
+def test_a_sum_of_figures_that_no_samples_have_is_not_judged(files: Path, tmp_path: Path) -> None:
+    here = Federation(NUMBERS, files, tmp_path)
+    bern = here.site("bern")
+    honest = bern._figures
+
+    def negative(*order: Any) -> Any:
+        one = honest(*order)
+        return one._replace(sums=tuple(-1e6 * (leaf.abs() + 1) for leaf in one.sums))
+
+    bern._figures = negative  # type: ignore[method-assign]
+    assert here.serve().status == "complete"
+    text = "the model was not judged: figures of mae that no 14 samples have"
+    assert [event.text for event in here.events if event.kind == "void"] == [text] * 3
+
+
 def test_no_site_at_all_is_waited_for_and_said(files: Path, tmp_path: Path) -> None:
     here = Federation(JOB, files, tmp_path)
     with pytest.raises(Exception, match="no site judged the model within 3 times 1 s"):

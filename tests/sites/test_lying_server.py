@@ -1,6 +1,8 @@
 """Servers that lie to an honest site, by the protocol and in process. Each attack is tried on a site whose gate is
 open too, where it works: what it gets otherwise is the gate's doing."""
 
+import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
 from test_deploy_core import BASE, Federation, quick_disk, text, with_, write
 
 from fedconcord.execution.messages import codec
@@ -16,7 +19,9 @@ from fedconcord.execution.messages.codec import Frame
 from fedconcord.federation.data.inputs import held_out
 from fedconcord.interface.cli.main import call
 from fedconcord.method.contract.rng import SYSTEM
+from fedconcord.support import imports
 from fedconcord.support.errors import UserError
+from fedconcord_flower import grid
 from fedconcord_flower.outside import as_data
 from fedconcord_sites import bounds, policy
 from fedconcord_sites.form import source_of
@@ -327,6 +332,28 @@ def test_the_ledger_has_all_that_left(files: Path, tmp_path: Path, capsys: pytes
     assert call(["flower", "ledger", str(tmp_path / "bern"), "--contains", "f" * 64]) == 2
 
 
+def test_what_a_lying_server_calls_things_fills_no_ledger(files: Path, tmp_path: Path) -> None:
+    """Kinds, runs and names of fields of any length, and such as no file can hold."""
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    book, told = tmp_path / "bern" / "ledger.txt", list[str]()
+    size, site = book.stat().st_size, one.site()
+    site.tell = told.append
+    run = one.honest["hello"].method
+    for kind, method, fields in (
+        ("x" * 10**6, run, {}),
+        ("\ud800\x1b[2J\n", run, {}),
+        ("hello", "y" * 10**6, {}),
+        ("hello", run, {"clients": 3, "k" * 10**6: math.nan}),
+    ):
+        answer = codec.read(site.answer(codec.write(Frame(kind, method, 0, 0, fields))))
+        assert (answer.kind, len(answer.fields["why"]) <= 300) == ("refused", True)
+    assert book.stat().st_size - size < 4 * 2000
+    assert [line["kind"] for line in Ledger(book).lines()[-4:]] == ["x" * 32, "??[2J?", "hello", "hello"]
+    assert told[:2] == [f"refused ({kind}): it is of a kind that no server sends" for kind in ("x" * 32, "??[2J?")]
+    assert max(map(len, told)) < 400
+
+
 def _changed(lines: list[str]) -> list[str]:
     return [*lines[:2], lines[2].replace("server:1", "server:2"), *lines[3:]]
 
@@ -411,6 +438,32 @@ def test_what_a_policy_refuses_is_one_sentence_on_both_sides(
     assert why in at_server
     assert why in at_site
     assert why in Ledger(tmp_path / "bern" / "ledger.txt").lines()[-1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"least_rows": 600}, " rows, and no sum over fewer than 600 leaves the site (least_rows of its policy)"),
+        ({"least_sites": 4}, "the site's policy asks for 4 sites a round at least, and the job has cohorts of 3"),
+        ({"metrics": ["brier"]}, "the site's policy does not let metric accuracy leave; take it out of metrics"),
+        ({"columns": ["u", "label"]}, "says which columns may be read, and the job names FILE itself; start the site"),
+        ({"never": ["v"]}, "says which columns may be read, and the job names FILE itself; start the site with its"),
+    ],
+)
+def test_a_policy_holds_for_data_that_the_job_names(
+    change: dict[str, Any], why: str | None, files: Path, tmp_path: Path
+) -> None:
+    """A site without a file of its own reads what the job names, which may be a file too."""
+    is_table = "columns" in change or "never" in change
+    path = str(files / "bern.csv") if is_table else "digits"
+    job = {key: value for key, value in JOB.items() if key != "input" or is_table}
+    here = Federation(with_(job, data=path, partition="iid"), tmp_path, tmp_path, SITES)
+    here.site = lambda name: Site(  # type: ignore[method-assign]
+        here.job, Path(), tmp_path / "sites" / name, name, policy=ruled(**change) if name == "bern" else USUAL
+    )
+    said = check(here.job, SITES, here.exchange, 1.0)
+    assert (said == []) if why is None else why.replace("FILE", path) in said[0]
 
 
 def test_a_policy_is_asked_before_the_file_is_read(
@@ -529,6 +582,35 @@ def test_the_policy_that_is_written_allows_its_job_and_no_other(
         assert len(check(other, SITES, one.exchange, 1.0)) == differs
     assert call(["flower", "policy", "site.toml", "--config", "job.toml"]) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_list", [False, True])
+def test_a_policy_that_approves_any_job_imports_no_module(
+    has_list: bool, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setup makes the job's method, whose module tells that it was imported."""
+    (tmp_path / "told.py").write_text(
+        "open('imported', 'w').close()\nfrom fedconcord.method.algorithms import METHODS\n"
+    )
+    honest = Liar(JOB, files, tmp_path / "honest")
+    honest.train()
+    monkeypatch.setattr(imports, "_NAMED", set())
+    monkeypatch.delitem(sys.modules, "told", raising=False)
+    monkeypatch.setattr("flwr.app.message.message.TaskIdentity", SimpleNamespace(run_id=1, node_id=1, task_id=1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = text(with_(JOB, method="told:METHODS.get"))
+    policy.write(tmp_path / "site.toml", job, files / "bern.csv", 3)
+    if not has_list:
+        lines = (tmp_path / "site.toml").read_text().splitlines()
+        lines = ['approved = "any"' if line.startswith("approved") else line for line in lines]
+        (tmp_path / "site.toml").write_text("\n".join(lines))
+    here = {"name": "bern", "data": str(files / "bern.csv"), "folder": str(tmp_path / "bern"), "policy": "site.toml"}
+    message = Message(grid._packed(codec.write(honest.honest["setup"])), 1, grid.KIND)
+    vars(message.metadata)["_message_id"] = "1"
+    answer = codec.read(grid._unpacked(grid.client(job)(message, Context(1, 1, here, RecordDict(), {}))))
+    assert (answer.kind, (tmp_path / "imported").exists()) == ("refused", has_list)
+    assert ("told:METHODS.get is named by files that were read" in answer.fields["why"]) == (not has_list)
 
 
 def test_a_site_with_a_policy_runs_nothing_of_an_app(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
+def for_owner(path: str, flags: int) -> int:
+    """An opener of `open`: a file that it makes is for its owner's eyes."""
+    return os.open(path, flags, 0o600)
+
+
 def sweep(folder: Path) -> None:
     """Remove what processes left half written, in a folder and below, that were killed; those that live finish it."""
     for path in folder.rglob(".*.tmp"):

@@ -24,6 +24,7 @@ from fedconcord.method.contract.trees import raw
 
 MAGIC, VERSION = b"FCW1", 1
 HEAD = 12  # bytes before the header
+DEEPEST = 64  # lists and tables in one another among the fields of a frame: 3 for each tier of edge servers
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -85,11 +86,11 @@ def write(frame: Frame) -> bytes:
     return MAGIC + length + zlib.crc32(body, zlib.crc32(length)).to_bytes(4, "little") + body
 
 
-def read(data: bytes, limit: int = 2**31) -> Frame:
+def read(data: bytes, limit: int = 2**31, deepest: int = DEEPEST) -> Frame:
     """The inverse of `write`; tensors are copies on the CPU.
 
     Raises:
-        FrameError: the bytes are no frame of this version, are damaged, or are more than the limit.
+        FrameError: the bytes are no frame of this version, are damaged, or are more or nested deeper than the limits.
     """
     if len(data) > limit:
         raise FrameError("oversized")
@@ -102,6 +103,8 @@ def read(data: bytes, limit: int = 2**31) -> Frame:
         header = json.loads(data[HEAD : HEAD + length])
         if header["version"] != VERSION:
             raise FrameError("another version")
+        if _is_deeper(header["fields"], deepest):
+            raise FrameError("nested too deep")
         tensors, at = {}, HEAD + length
         for name, shape, kind in header["tensors"]:
             dtype, count = DTYPES[kind], math.prod(shape)
@@ -118,6 +121,12 @@ def read(data: bytes, limit: int = 2**31) -> Frame:
         if isinstance(broken, FrameError):
             raise
         raise FrameError("not decodable") from broken
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether more than so many lists and tables are in one another, this one among them."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inside is not None and (most == 0 or any(_is_deeper(one, most - 1) for one in inside))
 
 
 def pack(name: str, tree: Tree) -> dict[str, Tensor]:
@@ -145,14 +154,14 @@ def unpack(name: str, frame: Frame, like: Tree, device: torch.device) -> Tree:
     return tree_unflatten(like, leaves)
 
 
-def whole(value: Any) -> int:
-    """A field that must be a whole number >= 0.
+def whole(value: Any, most: float = math.inf) -> int:
+    """A field that must be a whole number from 0 to `most`.
 
     Raises:
         FrameError: it is something else.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FrameError("a field that is no whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise FrameError("a field that is no whole number" + f" from 0 to {most}" * (most < math.inf))
     return value
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedconcord.execution.messages.store import RemoteStore
 
 NO_FRAMES: Mapping[int, Frame] = MappingProxyType({})
+STEPS = 2**40  # of a reply: more has nobody taken
 NOT_FINITE = "a number that is not finite"  # why a reply is refused
 
 
@@ -339,8 +340,8 @@ class RemoteServer:
                 return
             tree = codec.unpack(request.name, frame, request.like, self.space.device) if request.name else ()
             tree = fill_for(self.algorithm.phases.portion, tree, client) if request.name == "up" else tree
-            numbers = (frame.fields.get(name, 0) for name in ("gradient_steps", "fingerprint"))
-            reply = Reply(tree, bool(finite(tree, 1)), *(codec.whole(number) for number in numbers))
+            steps, mark = codec.whole(frame.fields.get("gradient_steps", 0), STEPS), frame.fields.get("fingerprint", 0)
+            reply = Reply(tree, bool(finite(tree, 1)), steps, codec.whole(mark, 2**63 - 1))
         except FrameError as wrong:
             self._add(refused=1, resent_up=len(data))
             self.hooks.refuse(client, str(wrong))

@@ -54,16 +54,17 @@ class Final(Observer):
             self.model = model_of(self.job, now.state).detach().clone()
 
     def save(self, state: State) -> None:
-        """The model's file, or one a client that has its own. Best models are written with checkpoints, so that both
-        are of one past."""
+        """The best model's file, so that it and the checkpoint are of one past; or one a client that has its own."""
         if has_own_models(self.job):
             self._save_own(state)
-            return
-        if self.stopping.best is None:
-            self.model = model_of(self.job, state)
-        if self.model is not None:
+        elif self.model is not None:
             tensors.write(self.folder / MODEL, self.job.problem.evaluator.export(self.model))
         self.model = None
+
+    def release(self, state: State) -> None:
+        """The last model's file, where that is the answer."""
+        if self.stopping.best is None and not has_own_models(self.job):
+            tensors.write(self.folder / MODEL, self.job.problem.evaluator.export(model_of(self.job, state)))
 
     def _save_own(self, state: State) -> None:
         if self.options.card is None:

@@ -25,6 +25,9 @@ class Observer:
     def save(self, state: State) -> None:
         """Write what is of one past with the checkpoint that follows; the state is after one round at least."""
 
+    def release(self, state: State) -> None:
+        """Write what is to be seen once the checkpoint has it: a round with noise of no seed cannot be made again."""
+
     def end(self, state: State) -> None:
         """The run is complete."""
 

@@ -94,6 +94,8 @@ class Saving:
             checkpoint.save(self.job, state, self.folder / CHECKPOINT)
         self.saved = self.written = time.monotonic()
         self.took = self.saved - begin
+        for observer in self.observers if self.lead else ():
+            observer.release(state)
 
     def _description(self, status: str, state: State) -> dict[str, Any]:
         description = {**self.about, "status": status, "rounds_done": state.round}

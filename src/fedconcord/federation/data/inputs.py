@@ -80,9 +80,13 @@ def split(owner: np.ndarray, clients: int, share: float) -> np.ndarray:
 
 
 def held_out(client: int, samples: int, share: float) -> np.ndarray:
-    """Which of a client's samples, by their places, are tested on: round(share * samples), never all of them."""
-    take = max(0, min(round(share * samples), samples - 1))
-    return generator(0, Purpose.SPLIT, client=client).permutation(samples)[:take]
+    """Which of a client's samples, by their places, are tested on."""
+    return generator(0, Purpose.SPLIT, client=client).permutation(samples)[: number_held_out(samples, share)]
+
+
+def number_held_out(samples: int, share: float) -> int:
+    """How many of a client's samples are tested on: round(share * samples), never all of them."""
+    return max(0, min(round(share * samples), samples - 1))
 
 
 def numbered(*keys: np.ndarray) -> np.ndarray:
