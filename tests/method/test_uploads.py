@@ -169,17 +169,28 @@ def everyone(name: str, algorithm: Algorithm) -> Job:
     return job(algorithm, 20 if TABLE[name].everyone else 5)
 
 
+SENT_WHOLE = ("mfl", "fedsmoo")  # momentum, duals
+CHANGES = [name for name in TABLE if name not in ("fedpd", "fedpaq", "fedasync", *SENT_WHOLE)]
+
+
+def test_what_is_sent_whole_is_not_compressed() -> None:
+    """Momentum and duals replace the server's, so that what is lost of them is no change that shrinks."""
+    refused = [name for name in TABLE if "upload" in dict(make(name).facts.unfit)]
+    assert sorted(refused) == sorted(SENT_WHOLE)
+    for name in refused:
+        with pytest.raises(UserError, match="uploads need changes, which errors shrink with, and its clients"):
+            run(everyone(name, with_uploads(make(name), ALL["topk"])), 1)
+
+
 @pytest.mark.parametrize("how", ["coarse", "kept", "topk"])
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("fedpd", "fedpaq", "fedasync")])
+@pytest.mark.parametrize("name", CHANGES)
 def test_every_method_on_every_engine(name: str, how: str) -> None:
     """One client at a time and in chunks: the same draws, errors and bytes."""
     this = everyone(name, with_uploads(make(name), ALL[how]))
     same(run(replace(this, engine=Stacked(3)), 5), run(replace(this, engine=Serial()), 5))
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name in TABLE if name not in ("fedpd", "fedpaq", "fedasync")), "losac_gradient"]
-)
+@pytest.mark.parametrize("name", [*CHANGES, "losac_gradient"])
 def test_nothing_lost_is_the_method_itself(name: str) -> None:
     """Top-k with all entries: feedback wraps every hook of the method and changes nothing."""
     method = make("losac", init="gradient") if name == "losac_gradient" else make(name)

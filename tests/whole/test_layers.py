@@ -34,8 +34,8 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # alone: 65
     # bounds judged by seed, values that there cannot be, who missed a target and who diverged, by what a search chose:
     # 45; LoSAC's server as printed, whose forms of equations pages name: 55; a file more for tables: 32
-    "fedconcord_papers": Wing(9531, 6200),
-    "fedconcord_diagnosis": Wing(2140, 2000),
+    "fedconcord_papers": Wing(9533, 6200),
+    "fedconcord_diagnosis": Wing(2146, 2000),
     "fedconcord_natural": Wing(180, 170),
     "fedconcord_referee": Wing(2680, 2040),  # a ClientApp with its strategy; two mistakes at once
     # sites that know each other: a file of keys, compared before round 0; secure sums of whole numbers, whose bits are
@@ -61,7 +61,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # secure sums through edge servers: integers that an edge adds, and a second kind of total at the root, 55; which
     # sites are below which, told once, looked at, kept in the ledger and on resume, 55; one way to refuse for both 27
     # gone: a trace of its own, 24
-    "fedconcord_sites": Wing(5222, 2800),
+    # servers and sites that lie, a third time: figures that no samples have 32, words, kinds and numbers without end 10,
+    # policies of sites whose data the job names 8, secret cohorts 5
+    "fedconcord_sites": Wing(5278, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
     # messages that are taken as they come: a carrier that knows no Flower, in place of half as much that did; what is
     # said of tokens: 5
@@ -72,12 +74,13 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # edge servers: SuperLinks of a trial that one function starts, and again where one ends, 75; how edges are named in
     # apps and commands 55; their two halves at Flower 15; a preview of sums below an edge: 7
     # edge servers below others in a trial, from below, and sites that come later below them: 10
-    "fedconcord_flower": Wing(3255, 1600),
+    # secret cohorts, and modules of jobs that nobody has listed: 6
+    "fedconcord_flower": Wing(3261, 1600),
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(
-        # folders of results that are not written over: 11
-        1394,
+        # folders of results that are not written over: 11; files that are for their owner's eyes: 4
+        1398,
         1000,
     ),  # file and line of an error in somebody else's code: 10 lines, and where it is nobody's or comes of it: 19
     # noise that is what it says, an exact sampler and messages as whole numbers, and why that costs no more: 150 lines
@@ -104,7 +107,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # who runs without rounds: FedCM, MFL and server optimisers: 4
     # what a method's sums cannot go with, said by methods and refused in one way: 45
     # noises of steps with keys apart from those of messages and sums: 7
-    "method": Wing(13013, 7000, ("contract", "step", "wrappers", "algorithms")),
+    # what optimisers, compressed uploads and FedExP's rule do not go with: 14
+    "method": Wing(13027, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
         # a clock of events (370 lines with jobs, updates and x^0), servers above servers (140), targets of tokens
         # (265), R between two factors (30); losses (25); coins (40); ranks of clients (25); updates of real time (12)
@@ -120,7 +124,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
         # round of job B: 525, of which 280 write the code and 130 are shapes and matrices
         # what a linear layer multiplies, which says whether oneDNN's products and a client at a time gain: 8
         # cohorts that a method's sums cannot take, and arrays that nobody reads or that hold no numbers: 25
-        12476,
+        # images of more than 8 bits: 11; whether more of a metric of one's own is better: 9; numbers held out: 4
+        12489,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
@@ -138,7 +143,8 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # pieces that make no step, said before a folder is taken: 10
     # each part of a round is the sum of one message, whatever a server calls it: 5
     # what patience keeps where clients have models of their own, and gradients of rounds without messages: 3
-    "execution": Wing(6850, 4900, ("rows", "messages", "engines", "job", "run")),
+    # bounds on what an answer says and how deep it is nested: 10; models that are shown after their checkpoint: 6
+    "execution": Wing(6866, 4900, ("rows", "messages", "engines", "job", "run")),
     # privacy of persons, and what says that epsilon is of a row: 44; of clients beside samples: 35
     # how many nodes of a tree a round spends in: 9; the trace among what looks on at a run: 1
     # a run that ends at its target: 5
@@ -149,13 +155,14 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     # versions that have changed since: 12
     "study": Wing(6874, 5300, ("options", "settings", "statistics", "runs", "search")),
     # what a round of each method took, measured: 27 of `advise`
-    "insight": Wing(4482, 3900, ("report", "methods", "advice")),
+    # means of the clients that a gain is of, and metrics of one's own as they say of themselves: 25
+    "insight": Wing(4507, 3900, ("report", "methods", "advice")),
     # predictions of tokens, a row each, without those that have no class: 40 lines
     # what a run added to a folder's weights, as an adapter of peft: 110, with its configuration and what is refused
     # how long work may still take whose runs spare others rounds: 7
     # what follows a run of models of their own: 18; errors of own code, and topics that two registries share: 7
     # files that hold something else than what would replace them: 17; help without a stray backslash: 2
-    "interface": Wing(2734, 2200, ("trained", "tracking", "api", "cli")),
+    "interface": Wing(2735, 2200, ("trained", "tracking", "api", "cli")),
     "testing": Wing(1639, 1300),  # checks of any method without rounds: 150 lines
     "root": Wing(210, 200),
 }
@@ -324,8 +331,8 @@ def test_the_library_is_held_by_one_head() -> None:
     # large linear layers of transformers by oneDNN, forwards and backwards, in half of the time: 59; rounds that wait
     # for nobody, of four methods more: 4
     # what sums cannot go with, in methods and samplings: 70; files and folders that are not written over: 32
-    # a third reading by strangers: changed files, deep images, keys of noises, versions (above, by room): 80
-    assert sum(sizes().values()) <= 49_666
+    # a third reading by strangers: changed files, deep images, keys of noises, versions, and (above, by room): 157
+    assert sum(sizes().values()) <= 49_743
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

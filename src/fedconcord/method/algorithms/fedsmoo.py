@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedconcord.method.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.method.algorithms.feddyn import Alpha, feddyn
-from fedconcord.method.contract import Algorithm, Ascent, Client, Cohort, Constant, Done, Facts, Local, Phases, Pull
+from fedconcord.method.contract import Algorithm, Ascent, Client, Cohort, Constant, Done, Local, Phases, Pull
 from fedconcord.method.contract.identity import definition
 
 
@@ -71,8 +71,9 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         length = torch.linalg.vector_norm(total.mu, dim=-1, keepdim=True)
         return Server(mean + h, mean, h, total.mu * (radius / (length + 1e-7)))
 
+    plain = feddyn(alpha)
     smoothed = replace(
-        feddyn(alpha),
+        plain,
         init=lambda x, population: Server(x, x, torch.zeros_like(x), torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x), torch.zeros_like(x)),
         broadcast=lambda server: Down(server.x, server.s),
@@ -80,7 +81,7 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         finish=finish,
         contribute=lambda up, sender, cohort: Sums(sender.w * up.move, sender.p * up.move, sender.w * up.mu),
         update=update,
-        facts=Facts(unfit=(("upload", "its clients send their duals as they are"),)),
+        facts=plain.facts._replace(unfit=(("upload", "its clients send their duals as they are"),)),
         phases=Phases(),  # not asynchronous: nobody has shown what age does to the perturbations' common part
     )
     return sharpness_aware(smoothed, radius)

@@ -55,7 +55,8 @@ def ditto(
 
     Li et al., ICML 2021, Algorithm 1.
     """
-    return replace(with_ditto(fedavg(server_lr, weights), lam, lr), facts=Facts(group=GROUP))
+    own = with_ditto(fedavg(server_lr, weights), lam, lr)
+    return replace(own, facts=Facts(group=GROUP, unfit=own.facts.unfit))
 
 
 class Mixed(NamedTuple):
