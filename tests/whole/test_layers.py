@@ -61,7 +61,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
     # secure sums through edge servers: integers that an edge adds, and a second kind of total at the root, 55; which
     # sites are below which, told once, looked at, kept in the ledger and on resume, 55; one way to refuse for both 27
     # gone: a trace of its own, 24
-    # servers and sites that lie, a third time: figures that no samples have 32, words, kinds and numbers without end 10,
+    # servers and sites that lie, a third time: figures that no samples have 32, words and numbers without end 10,
     # policies of sites whose data the job names 8, secret cohorts 5
     "fedconcord_sites": Wing(5278, 2800),
     # keys are shown by fingerprint, and a trial that goes on keeps them; 150 lines of what a job would send
