@@ -1051,6 +1051,19 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         SECURE,
     ),
+    "secure sums: a part of a round that is opened again under another name": secure(
+        "execution/messages/member.py", "if secret.part != PARTS[frame.kind]:", "if False:"
+    ),
+    "private sites: orders of a round that the site was drawn for in a message of another": Mutation(
+        (
+            Edit(
+                "../fedconcord_sites/bounds.py",
+                "if theirs.round != frame.round if fields is answered else not 0 <= theirs.round < frame.round:",
+                "if not 0 <= theirs.round <= frame.round:",
+            ),
+        ),
+        ("tests/sites/test_deploy_private.py", "-k", "drawn_for"),
+    ),
     "secure sums: one mask for two contributions": secure(
         "execution/messages/member.py",
         'stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")',

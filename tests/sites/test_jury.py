@@ -239,6 +239,22 @@ def test_a_sum_of_figures_that_no_samples_have_is_not_judged(files: Path, tmp_pa
     assert [event.text for event in here.events if event.kind == "void"] == [text] * 3
 
 
+def test_a_sum_of_figures_of_other_samples_is_not_judged(files: Path, tmp_path: Path) -> None:
+    """As of a site that judges a part of its rows, the easy ones."""
+    here = Federation(NUMBERS, files, tmp_path)
+    bern = here.site("bern")
+    honest = bern._figures
+
+    def fewer(*order: Any) -> Any:
+        one = honest(*order)
+        return one._replace(counts=one.counts - 1)
+
+    bern._figures = fewer  # type: ignore[method-assign]
+    assert here.serve().status == "complete"
+    text = "the model was not judged: the sum of the sites' figures is not of their samples"
+    assert [event.text for event in here.events if event.kind == "void"] == [text] * 3
+
+
 def test_no_site_at_all_is_waited_for_and_said(files: Path, tmp_path: Path) -> None:
     here = Federation(JOB, files, tmp_path)
     with pytest.raises(Exception, match="no site judged the model within 3 times 1 s"):

@@ -124,11 +124,11 @@ def worth(s: Summary) -> Worth | None:
     column = s.primary.column.removeprefix("test_").removeprefix("validation_")
     if column not in figures:  # a loss, which every client has, of methods that are ranked by what no client has
         column = (judged[0].head.clients_judged or {})["metric"]
-    own = {str(entry["column"]).removeprefix("test_"): bool(entry["higher"]) for entry in judged[0].head.ranking}
+    higher_of = {str(entry["column"]).removeprefix("test_"): bool(entry["higher"]) for entry in judged[0].head.ranking}
 
     def read(name: str) -> Metric:
         """As the run says of a metric of one's own, whose name does not tell whether more is better."""
-        return replace(metric_of(name), higher=own.get(name, metric_of(name).higher))
+        return replace(metric_of(name), higher=higher_of.get(name, metric_of(name).higher))
 
     metric, first = read(column), tables_of[next(iter(groups))]
     samples = {seed: _column(first[seed], "samples") for seed in seeds}
@@ -136,8 +136,8 @@ def worth(s: Summary) -> Worth | None:
     sites = any(names) and len(names) <= SITES
     counted = np.mean([*samples.values()], 0) >= (ROWS if sites else 0)
     local = [tables_of[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
-    known = {seed: counted & _known([of[seed] for of in local], column, len(names)) for seed in seeds}
-    models = {name: _model(name, runs, tables_of[name], metric, s.primary, known) for name, runs in runs_of.items()}
+    members = {seed: counted & _members([of[seed] for of in local], column, len(names)) for seed in seeds}
+    models = {name: _model(name, runs, tables_of[name], metric, s.primary, members) for name, runs in runs_of.items()}
     sign = 1 if metric.higher else -1
     alone, pooled = (
         max(
@@ -165,22 +165,22 @@ def worth(s: Summary) -> Worth | None:
     )
     order = [column, *(name for name in figures if name != column)]
     by_model = [tables_of[m.name] for m in w.models]
-    return w._replace(more=tuple(_figures(read(name), by_model, known) for name in order))
+    return w._replace(more=tuple(_figures(read(name), by_model, members) for name in order))
 
 
 Table = Mapping[str, Sequence[str]]
 """Column -> cells of clients.csv."""
 
 
-def _known(local: Sequence[Table], column: str, clients: int) -> Array:
+def _members(local: Sequence[Table], column: str, clients: int) -> Array:
     """Whose figures means are of: who took part, so that it is known alone; all where that is nobody."""
-    known = np.all([np.ones(clients, bool), *(~np.isnan(_column(table, column)) for table in local)], axis=0)
-    return np.asarray(known if known.any() else ~known)
+    members = np.all([np.ones(clients, bool), *(~np.isnan(_column(table, column)) for table in local)], axis=0)
+    return np.asarray(members if members.any() else ~members)
 
 
-def _figures(metric: Metric, by_model: Sequence[Mapping[int, Table]], known: Mapping[int, Array]) -> Figures:
+def _figures(metric: Metric, by_model: Sequence[Mapping[int, Table]], members: Mapping[int, Array]) -> Figures:
     values = [{seed: _column(table, metric.column) for seed, table in tables.items()} for tables in by_model]
-    means = tuple(float(np.mean([mean_of(v[known[seed]]) for seed, v in one.items()])) for one in values)
+    means = tuple(float(np.mean([mean_of(v[members[seed]]) for seed, v in one.items()])) for one in values)
     each = tuple(np.array([mean_of(v) for v in np.stack([*one.values()]).T]) for one in values)
     return Figures(metric, means, each)
 

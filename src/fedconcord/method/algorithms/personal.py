@@ -55,8 +55,8 @@ def ditto(
 
     Li et al., ICML 2021, Algorithm 1.
     """
-    own = with_ditto(fedavg(server_lr, weights), lam, lr)
-    return replace(own, facts=Facts(group=GROUP, unfit=own.facts.unfit))
+    both = with_ditto(fedavg(server_lr, weights), lam, lr)
+    return replace(both, facts=Facts(group=GROUP, unfit=both.facts.unfit))
 
 
 class Mixed(NamedTuple):
