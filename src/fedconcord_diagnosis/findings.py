@@ -179,9 +179,8 @@ def _times(job: Job, diagnosis: Diagnosis, look: Look) -> Said:
     down, compute, up, waiting = total / total.sum()
     remark, weight = "", 0.0
     if waiting > WAITS:
-        remark = "; a deadline (--set deadline), or local work by seconds (local.seconds), gives it to training"
-        if schedule_of(job).deadline is not None:
-            remark = "; a shorter deadline, or local work by seconds (local.seconds), gives it to training"
+        what = "a deadline (--set deadline)" if schedule_of(job).deadline is None else "a shorter deadline"
+        remark = f"; {what}, or local work by seconds (local.seconds), gives it to training"
         weight = 0.5 + _over(float(waiting), WAITS)
     elif down + up > compute:
         remark, weight = "; links are what costs: more local steps, or compressed messages (--upload)", 0.4

@@ -401,8 +401,8 @@ def test_clients_own_models_say_their_step_size_under_an_optimiser() -> None:
     for method in METHODS["ditto"], METHODS["apfl"]:
         why = with_optimiser(method(), adamw()).refuse(everyone, 8)
         assert why == (
-            "the method cannot have local.optimiser, as clients' own models take plain steps, whose size it must say: "
-            "set lr"
+            "the method cannot have local.optimiser, as clients' own models take plain steps, which need a size of "
+            "their own: set lr"
         )
         assert with_optimiser(method(lr=0.1), adamw()).refuse(everyone, 8) is None
 

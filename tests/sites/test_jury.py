@@ -224,35 +224,29 @@ def test_a_model_that_diverges_ends_the_run(least_squares: Path, tmp_path: Path)
     assert (done.status, done.rounds < 300) == ("diverged", True)
 
 
-def test_a_sum_of_figures_that_no_samples_have_is_not_judged(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda one: one._replace(sums=tuple(-1e6 * (leaf.abs() + 1) for leaf in one.sums)),
+            "figures of mae that no 14 samples have",
+        ),
+        # as of a site that judges a part of its rows, the easy ones
+        (
+            lambda one: one._replace(counts=one.counts - 1),
+            "the sum of the sites' figures is not of their samples",
+        ),
+    ],
+)
+def test_a_sum_of_figures_that_the_samples_do_not_have_is_not_judged(
+    change: Any, why: str, files: Path, tmp_path: Path
+) -> None:
     here = Federation(NUMBERS, files, tmp_path)
     bern = here.site("bern")
     honest = bern._figures
-
-    def negative(*order: Any) -> Any:
-        one = honest(*order)
-        return one._replace(sums=tuple(-1e6 * (leaf.abs() + 1) for leaf in one.sums))
-
-    bern._figures = negative  # type: ignore[method-assign]
+    bern._figures = lambda *order: change(honest(*order))  # type: ignore[method-assign]
     assert here.serve().status == "complete"
-    text = "the model was not judged: figures of mae that no 14 samples have"
-    assert [event.text for event in here.events if event.kind == "void"] == [text] * 3
-
-
-def test_a_sum_of_figures_of_other_samples_is_not_judged(files: Path, tmp_path: Path) -> None:
-    """As of a site that judges a part of its rows, the easy ones."""
-    here = Federation(NUMBERS, files, tmp_path)
-    bern = here.site("bern")
-    honest = bern._figures
-
-    def fewer(*order: Any) -> Any:
-        one = honest(*order)
-        return one._replace(counts=one.counts - 1)
-
-    bern._figures = fewer  # type: ignore[method-assign]
-    assert here.serve().status == "complete"
-    text = "the model was not judged: the sum of the sites' figures is not of their samples"
-    assert [event.text for event in here.events if event.kind == "void"] == [text] * 3
+    assert [event.text for event in here.events if event.kind == "void"] == [f"the model was not judged: {why}"] * 3
 
 
 def test_no_site_at_all_is_waited_for_and_said(files: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _sign(problem: Problem, metric: str) -> float:
     """1 where more is better, else -1; as a metric of the user's own says for itself."""
     inner = supervised(problem)
     own_metrics = {f"test_{one.name}": one.higher for one in inner.metrics} if inner is not None else {}
-    return 1.0 if own_metrics.get(metric, fairness.higher_is_better(metric)) else -1.0
+    return 1.0 if fairness.higher_is_better(metric, own_metrics) else -1.0
 
 
 class Stopping(Observer):

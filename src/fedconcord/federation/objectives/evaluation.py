@@ -276,7 +276,7 @@ def check_outputs(model: nn.Module, few: Tensor, outputs: int, length: int | Non
             answer: Tensor = model(few)
     except Exception as error:  # whatever the layers of somebody else's model raise
         kind = str(few.dtype).removeprefix("torch.")
-        tip = "; what are numbers and no tokens must be saved as float32" if kind == "int64" else ""
+        tip = "; whole numbers are taken for tokens, and others must be saved as float32" if kind == "int64" else ""
         raise UserError(
             f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {in_words(error)}{tip}"
         ) from error

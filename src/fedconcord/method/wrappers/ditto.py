@@ -26,7 +26,7 @@ Pulled = Annotated[
 OwnLR = Annotated[Positive | None, about("step size of the client's own model; if none, the round's")]
 
 
-PLAIN: tuple[Unfit, str] = "optimiser", "clients' own models take plain steps, whose size it must say: set lr"
+PLAIN: tuple[Unfit, str] = "optimiser", "clients' own models take plain steps, which need a size of their own: set lr"
 
 
 class Row(NamedTuple):

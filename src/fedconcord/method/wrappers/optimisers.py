@@ -66,7 +66,7 @@ from fedconcord.support.parameters import BelowOne, NotNegative, Positive, about
 States = Literal["reset", "kept", "shared", "shared_second", "corrected"]
 SAID = "moments between rounds: reset, anew in every round; kept, in the client's state; shared, the clients' mean"
 EQUAL: tuple[Unfit, str] = "step_schedule", "align divides a move by its steps as if all were equally long"
-SHARED: tuple[Unfit, str] = "upload", "moments that clients share are no changes, as those of state=kept without align"
+SHARED: tuple[Unfit, str] = "upload", "moments that clients share are no changes (state=kept without align shares none)"
 State = Annotated[Literal["reset", "kept", "shared"], about(SAID)]
 Align = Annotated[BelowOne, about("share of the last round's mean direction in every step, behind the optimiser")]
 Decay = Annotated[NotNegative, about("decoupled weight decay, times the step size")]

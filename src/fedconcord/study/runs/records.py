@@ -196,8 +196,8 @@ def versions_of(entry: Entry) -> str | None:
     if saved.get("rounds_done", 0) >= entry.config.rounds:
         return None
     pairs = [(name, saved.get("versions", {}).get(name, now), now) for name, now in versions().items()]
-    others = [f"{name} {before}, now {now}" for name, before, now in pairs if before != now]
-    return f"began with {'; '.join(others)}: last bits may differ from a run that never stopped" if others else None
+    others = "; ".join(f"{name} {before}, now {now}" for name, before, now in pairs if before != now)
+    return f"the run began with {others}: last bits may differ from a run that never stopped" if others else None
 
 
 def settle(path: Path, request: Mapping[str, Any], way: str) -> None:
